@@ -1,0 +1,1 @@
+//! FineWeb-Edu shards to packed rows of tokens.

@@ -1,0 +1,1 @@
+//! Low-bit element and scale formats, block quantisers and the Hadamard rotation.

@@ -1,0 +1,1 @@
+//! Causally safe low-bit attention on packed documents: the CPU reference backend.

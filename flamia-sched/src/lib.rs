@@ -1,0 +1,1 @@
+//! Packed documents and the tiles both attention passes visit.

@@ -1,0 +1,1 @@
+//! A Llama-3-style trainer on packed documents with low-bit attention.
