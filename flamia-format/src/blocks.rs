@@ -1,0 +1,92 @@
+//! Block quantisers: E4M3 codes that share a power-of-two exponent.
+//!
+//! Three kinds of block, told apart by the largest magnitude in it:
+//!
+//! - *zero*: every value is ±0. The exponent is the smallest one and every code is positive zero.
+//! - *finite*: code = `E4M3(x · 2^-e)`. The scaling is exact, except for products far below the
+//!   smallest code. Dequantising is exact too, except where the largest element is above
+//!   1.9375 · 2^127: it rounds up to 2^128, which `f32` shows as infinity.
+//! - *poisoned*: some value is NaN or infinite. The scale and every code are NaN, so that nothing
+//!   that reads any part of the block can be finite.
+
+mod square;
+mod token;
+
+pub use square::{SquareBlocks, quantize_square_in_place};
+pub use token::{TokenBlocks, quantize_token_blocks_in_place};
+
+use crate::e4m3::{self, E4M3};
+use crate::exponent::{ExponentRule, block_exponent};
+use crate::ue8m0::Ue8m0;
+
+/// Rows of a token block, and rows and columns of a square block.
+pub const BLOCK: usize = 32;
+
+/// The bits of the largest magnitude in `values`. Unlike `f32::max` this keeps a NaN, because NaN's
+/// bits are above every number's.
+#[inline(always)]
+fn amax_bits(values: &[f32]) -> u32 {
+    values
+        .iter()
+        .fold(0, |amax, value| amax.max(value.to_bits() & 0x7FFF_FFFF))
+}
+
+/// How the values of one block become codes.
+#[derive(Clone, Copy)]
+enum BlockScale {
+    Zero,
+    Finite(Ue8m0),
+    Poisoned,
+}
+
+impl BlockScale {
+    #[inline(always)]
+    fn new(amax_bits: u32, rule: ExponentRule) -> Self {
+        let exponent = block_exponent(f32::from_bits(amax_bits), rule);
+        if exponent.is_nan() {
+            BlockScale::Poisoned
+        } else if amax_bits == 0 {
+            BlockScale::Zero
+        } else {
+            BlockScale::Finite(exponent)
+        }
+    }
+
+    #[inline(always)]
+    fn exponent(self) -> Ue8m0 {
+        match self {
+            BlockScale::Zero => Ue8m0::ZERO_BLOCK,
+            BlockScale::Finite(exponent) => exponent,
+            BlockScale::Poisoned => Ue8m0::NAN,
+        }
+    }
+
+    /// The codes of a run of the block's values.
+    fn encode(self, values: &[f32], codes: &mut [E4M3]) {
+        match self {
+            BlockScale::Zero => codes.fill(E4M3::ZERO),
+            BlockScale::Poisoned => codes.fill(E4M3::NAN),
+            BlockScale::Finite(exponent) => {
+                let down = exponent.recip_f32();
+                for (code, value) in codes.iter_mut().zip(values) {
+                    *code = E4M3::from_f32(value * down);
+                }
+            }
+        }
+    }
+
+    /// Replaces a run of the block's values by what their codes stand for.
+    #[inline(always)]
+    fn round(self, values: &mut [f32]) {
+        match self {
+            BlockScale::Zero => values.fill(0.0),
+            BlockScale::Poisoned => values.fill(f32::NAN),
+            BlockScale::Finite(exponent) => {
+                let (down, up) = (exponent.recip_f32(), exponent.to_f32());
+                for value in values {
+                    *value = e4m3::round(*value * down) * up;
+                }
+            }
+        }
+    }
+}
