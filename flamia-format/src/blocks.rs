@@ -4,8 +4,8 @@
 //!
 //! - *zero*: every value is ±0. The exponent is the smallest one and every code is positive zero.
 //! - *finite*: code = `E4M3(x · 2^-e)`. The scaling is exact, except for products far below the
-//!   smallest code. Dequantising is exact too, except where the largest element is above
-//!   1.9375 · 2^127: it rounds up to 2^128, which `f32` shows as infinity.
+//!   smallest code. Dequantising is exact too, except for magnitudes from
+//!   1.9375 · 2^127 on: they round up to 2^128, which `f32` shows as infinity.
 //! - *poisoned*: some value is NaN or infinite. The scale and every code are NaN, so that nothing
 //!   that reads any part of the block can be finite.
 

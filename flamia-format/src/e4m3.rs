@@ -8,8 +8,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct E4M3(pub u8);
 
-/// Distance in value between the codes of the subnormal range and of the lowest normal binade.
-const SMALLEST: f32 = 1.0 / 512.0;
+const MIN_NORMAL: f32 = 1.0 / 64.0;
+const MIN_SUBNORMAL: f32 = 1.0 / 512.0;
 
 /// From a binade's lowest value to the float whose unit in the last place is the binade's E4M3
 /// step: `f32` has 23 mantissa bits, E4M3 three.
@@ -46,7 +46,7 @@ impl E4M3 {
         let code = if magnitude.is_nan() {
             Self::NAN.0
         } else if magnitude < MIN_NORMAL {
-            (magnitude / SMALLEST) as u8
+            (magnitude / MIN_SUBNORMAL) as u8
         } else {
             let rebiased = magnitude.to_bits() - (REBIAS << F32_MANTISSA_BITS);
             (rebiased >> (F32_MANTISSA_BITS - MANTISSA_BITS)) as u8
@@ -61,7 +61,7 @@ impl E4M3 {
         let magnitude = if self.is_nan() {
             f32::NAN
         } else if code >> MANTISSA_BITS == 0 {
-            code as f32 * SMALLEST
+            code as f32 * MIN_SUBNORMAL
         } else {
             let widened = code << (F32_MANTISSA_BITS - MANTISSA_BITS);
             f32::from_bits(widened + (REBIAS << F32_MANTISSA_BITS))
@@ -75,8 +75,6 @@ impl E4M3 {
         self.0 & 0x7F == Self::NAN.0
     }
 }
-
-const MIN_NORMAL: f32 = 1.0 / 64.0;
 
 /// What `E4M3::from_f32(x).to_f32()` gives, without the detour through a code: nearest, ties to
 /// even, saturating at ±448, the sign of zero kept, NaN stays NaN.

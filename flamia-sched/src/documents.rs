@@ -19,7 +19,7 @@ pub struct Documents {
 pub enum DocumentsError {
     /// Fewer than two boundaries bound no document.
     #[error(
-        "cu_seqlens has {entries} entries, which bound no document: give the start of the first \
+        "cu_seqlens has length {entries}, which bounds no document: give the start of the first \
          document (0) and the end of every document, so [0, {total}] for a single one"
     )]
     TooShort {

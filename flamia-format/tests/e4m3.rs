@@ -1,0 +1,174 @@
+//! E4M3 against ml_dtypes, and the bug reports NUM-12 and NUM-13 of other implementations.
+
+mod support;
+
+use flamia_format::E4M3;
+use flamia_format::e4m3::round;
+use support::{e4m3_values, pairs, same};
+
+/// Both ways of rounding.
+#[track_caller]
+fn assert_encodes(x: f32, code: u8) {
+    let found = E4M3::from_f32(x);
+    assert_eq!(found, E4M3(code), "{x:e} gave {found:x?}, not {code:#04x}");
+    let expected = e4m3_values()[usize::from(code)];
+    let rounded = round(x);
+    assert!(
+        same(rounded, expected),
+        "round({x:e}) gave {rounded:e}, not {expected:e}"
+    );
+}
+
+#[test]
+fn all_codes_decode_and_encode_back() {
+    for (code, &value) in (0u8..=255).zip(e4m3_values()) {
+        assert!(same(E4M3(code).to_f32(), value), "{code:#04x}");
+        assert_eq!(
+            E4M3(code).to_f32().is_sign_negative(),
+            code >= 0x80,
+            "{code:#04x}"
+        );
+        assert_encodes(value, code);
+    }
+    assert!(E4M3(0x7F).is_nan() && E4M3(0xFF).is_nan());
+    assert_eq!((0..=255).filter(|&code| E4M3(code).is_nan()).count(), 2);
+}
+
+/// Every input of a 16-bit type, from the runs of inputs that share a code.
+fn check_runs(table: &str, widen: impl Fn(u16) -> f32) {
+    let runs = pairs(table);
+    let mut run = 0;
+    for bits in 0..=u16::MAX {
+        if runs
+            .get(run + 1)
+            .is_some_and(|&(start, _)| start == u32::from(bits))
+        {
+            run += 1;
+        }
+        assert_encodes(widen(bits), runs[run].1);
+    }
+    assert_eq!(run + 1, runs.len());
+}
+
+#[test]
+fn all_bf16_inputs() {
+    check_runs(include_str!("tables/e4m3_from_bf16.txt"), |bits| {
+        f32::from_bits(u32::from(bits) << 16)
+    });
+}
+
+#[test]
+fn all_f16_inputs() {
+    check_runs(include_str!("tables/e4m3_from_f16.txt"), |bits| {
+        let (exponent, mantissa) = (i32::from(bits >> 10 & 0x1F), f64::from(bits & 0x3FF));
+        let magnitude = match exponent {
+            0 => mantissa * 2f64.powi(-24),
+            31 if mantissa == 0.0 => f64::INFINITY,
+            31 => f64::NAN,
+            _ => (1.0 + mantissa / 1024.0) * 2f64.powi(exponent - 15),
+        };
+        (magnitude as f32).copysign(if bits >> 15 == 0 { 1.0 } else { -1.0 })
+    });
+}
+
+fn f32_table() -> Vec<(u32, u8)> {
+    pairs(include_str!("tables/e4m3_from_f32.txt"))
+}
+
+#[test]
+fn f32_midpoints_and_their_neighbours() {
+    let table = f32_table();
+    assert_eq!(table.len(), 2 * 126 * 3 + 23);
+    for (bits, code) in table {
+        assert_encodes(f32::from_bits(bits), code);
+    }
+}
+
+/// Rounding never decreases, so that between two neighbours of the table with the same code every
+/// float has that code; neighbours with different codes are adjacent floats.
+fn sweep_f32(step: usize) {
+    let mut table = f32_table();
+    table.retain(|&(bits, _)| f32::from_bits(bits) >= 0.0 && bits >> 31 == 0);
+    table.sort_unstable();
+    table.dedup();
+    let values = e4m3_values();
+    let mut swept = 0;
+    for pair in table.windows(2) {
+        let [(first, code), (last, last_code)] = [pair[0], pair[1]];
+        assert!(code == last_code || last == first + 1);
+        let value = values[usize::from(code)].to_bits();
+        for bits in (first..last).step_by(step) {
+            let x = f32::from_bits(bits);
+            assert!(round(x).to_bits() == value, "{x:e}");
+            assert!(round(-x).to_bits() == value | 1 << 31, "-{x:e}");
+            assert!(E4M3::from_f32(x) == E4M3(code), "{x:e}");
+            assert!(E4M3::from_f32(-x) == E4M3(code | 0x80), "-{x:e}");
+            swept += 1;
+        }
+    }
+    assert!(swept >= (f32::INFINITY.to_bits() as usize) / step);
+}
+
+#[test]
+fn a_sweep_of_f32() {
+    sweep_f32(499);
+}
+
+#[test]
+#[ignore = "takes half a minute: every f32 that is not NaN"]
+fn every_f32() {
+    sweep_f32(1);
+}
+
+#[test]
+fn every_nan_stays_nan_with_its_sign() {
+    for payload in [1, 0x000F_FFFF, 0x0010_0000, 0x0040_0000, 0x007F_FFFF] {
+        for (sign, code) in [(0, 0x7F), (1 << 31, 0xFF)] {
+            assert_encodes(f32::from_bits(sign | 0x7F80_0000 | payload), code);
+        }
+    }
+}
+
+/// NUM-12: overflow saturates, ties go to even.
+#[test]
+fn num_12_overflow_and_ties() {
+    let above_464 = f32::from_bits(464f32.to_bits() + 1);
+    for x in [448.0, 464.0, above_464, 465.0, 480.0, 1000.0, f32::INFINITY] {
+        assert_encodes(x, 0x7E);
+        assert_encodes(-x, 0xFE);
+    }
+    let tiny = 2f32.powi(-10);
+    for (x, value) in [
+        (2.0 * tiny, 2.0 * tiny),
+        (tiny, 0.0),
+        (f32::from_bits(tiny.to_bits() + 1), 2.0 * tiny),
+        (3.0 * tiny, 4.0 * tiny),
+        (5.0 * tiny, 4.0 * tiny),
+        (4.25, 4.0),
+        (4.75, 5.0),
+    ] {
+        assert_eq!(E4M3::from_f32(x).to_f32(), value, "{x:e}");
+        assert_eq!(round(x), value, "{x:e}");
+    }
+}
+
+/// NUM-13: the top binade is rounded like any other, and half-way goes to even, not up.
+#[test]
+fn num_13_top_binade_and_signed_zero() {
+    for (x, value) in [
+        (256.0, 256.0),
+        (272.0, 256.0),
+        (288.0, 288.0),
+        (300.0, 288.0),
+        (320.0, 320.0),
+        (447.0, 448.0),
+        (448.0, 448.0),
+    ] {
+        assert_eq!(E4M3::from_f32(x).to_f32(), value);
+        assert_eq!(round(x), value);
+    }
+    assert_eq!(E4M3::from_f32(-0.0), E4M3(0x80));
+    assert_eq!(round(-0.0).to_bits(), (-0.0f32).to_bits());
+    // The smallest float underflows to a zero of its sign.
+    assert_encodes(-f32::from_bits(1), 0x80);
+}
