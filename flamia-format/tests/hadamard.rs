@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 /// Entry (i, j) of the normalised matrix: the parity of the bits that i and j share gives its sign.
 fn matrix(n: usize, i: usize, j: usize) -> f64 {
-    let sign = if (i & j).count_ones() % 2 == 0 {
+    let sign = if (i & j).count_ones().is_multiple_of(2) {
         1.0
     } else {
         -1.0
