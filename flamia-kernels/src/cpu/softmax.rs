@@ -1,0 +1,90 @@
+//! The online softmax of one row, in base 2.
+
+use super::real::{Real, fold_lanes};
+
+/// Lanes of a row's maximum and sum; part of the definition of the sum's order.
+const LANES: usize = 16;
+
+/// Running state of a row.
+#[derive(Clone, Copy)]
+pub(crate) struct SoftmaxRow<R> {
+    /// What exponentials are relative to; -∞ before the first visible key.
+    pub max: R,
+    /// Sum of 2^(x - max + c).
+    sum: R,
+}
+
+impl<R: Real> SoftmaxRow<R> {
+    pub const START: Self = Self {
+        max: R::NEG_INFINITY,
+        sum: R::ZERO,
+    };
+
+    /// Turns products into base-2 scores, masks keys from `visible` on with -∞, and returns the
+    /// largest score. NaN is left to the exponential.
+    #[inline(always)]
+    pub fn scale_scores(&self, s: &mut [R], visible: usize, scale: R) -> R {
+        for s in s.iter_mut() {
+            *s *= scale;
+        }
+        s[visible..].fill(R::NEG_INFINITY);
+        largest(s)
+    }
+
+    /// Makes `max` the reference, and rescales what was accumulated relative to the last one.
+    #[inline(always)]
+    pub fn rescale(&mut self, max: R, o: &mut [R]) {
+        let factor = (self.max - max).exp2();
+        self.max = max;
+        self.sum *= factor;
+        for o in o {
+            *o *= factor;
+        }
+    }
+
+    /// Turns scores into 2^(x - max + c) and adds them to the sum.
+    #[inline(always)]
+    pub fn exponentiate(&mut self, x: &mut [R], c: R) {
+        let mut lanes = [R::ZERO; LANES];
+        for x in x.chunks_exact_mut(LANES) {
+            for (x, lane) in x.iter_mut().zip(&mut lanes) {
+                *x = ((*x - self.max) + c).exp2();
+                *lane += *x;
+            }
+        }
+        self.add(fold_lanes(&mut lanes));
+    }
+
+    #[inline(always)]
+    pub fn add(&mut self, sum: R) {
+        self.sum += sum;
+    }
+
+    /// Normalises the output of the row and returns its natural log-sum-exp. A row that saw no key
+    /// is zero, with +∞.
+    #[inline(always)]
+    pub fn finish(&self, o: &mut [R], c: R) -> R {
+        if self.sum == R::ZERO {
+            o.fill(R::ZERO);
+            return R::INFINITY;
+        }
+        for o in o {
+            *o = *o / self.sum;
+        }
+        (self.max - c + self.sum.log2()) * R::from_f64(std::f64::consts::LN_2)
+    }
+}
+
+/// The largest value, NaN left out; -∞ if there is none.
+#[inline(always)]
+pub(crate) fn largest<R: Real>(values: &[R]) -> R {
+    let mut lanes = [R::NEG_INFINITY; LANES];
+    for values in values.chunks_exact(LANES) {
+        for (value, lane) in values.iter().zip(&mut lanes) {
+            *lane = value.max(*lane);
+        }
+    }
+    lanes
+        .into_iter()
+        .fold(R::NEG_INFINITY, |largest, lane| lane.max(largest))
+}
