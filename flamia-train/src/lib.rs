@@ -1,1 +1,3 @@
 //! A Llama-3-style trainer on packed documents with low-bit attention.
+
+pub mod settings;
