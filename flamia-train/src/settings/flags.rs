@@ -69,11 +69,7 @@ fn flag(key: &'static Key) -> Arg {
     let arg = Arg::new(key.path)
         .long(key.flag.as_str())
         .help_heading(key.group)
-        .help(format!(
-            "{} [default: {}]",
-            key.help[0].trim_end_matches('.'),
-            key.default
-        ))
+        .help(short_help(key))
         .long_help(long_help(key))
         // `-1` is a value to refuse with a reason, not an unknown flag.
         .allow_negative_numbers(true)

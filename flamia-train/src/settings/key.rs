@@ -219,7 +219,7 @@ macro_rules! settings_table {
             )*
             /// Where each value came from that is no default, by key.
             #[serde(skip)]
-            pub(super) origins: BTreeMap<&'static str, String>,
+            pub origins: BTreeMap<&'static str, String>,
         }
 
         impl Default for Settings {
