@@ -1,3 +1,8 @@
 //! A Llama-3-style trainer on packed documents with low-bit attention.
 
 pub mod settings;
+
+#[cfg(feature = "torch")]
+pub mod atomic;
+#[cfg(feature = "torch")]
+pub mod tensorboard;
