@@ -5,4 +5,10 @@ pub mod settings;
 #[cfg(feature = "torch")]
 pub mod atomic;
 #[cfg(feature = "torch")]
+pub mod plot;
+#[cfg(feature = "torch")]
+pub mod summary;
+#[cfg(feature = "torch")]
 pub mod tensorboard;
+#[cfg(feature = "torch")]
+pub mod terminal;
