@@ -1,0 +1,134 @@
+//! The command line: one flag per setting, with help that teaches, and `--config`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Arg, Command, builder::NonEmptyStringValueParser, value_parser};
+
+use super::error::SettingsError;
+use super::key::{Key, Kind};
+use super::layer::Layer;
+use super::table::keys;
+
+/// Clap's id of `--config`; no setting can have it, for its key would hold a dash.
+const CONFIG: &str = "--config";
+
+const ABOUT: &str = "Trains a Llama on packed documents and shows how its loss falls.";
+
+const LONG_ABOUT: &str = "\
+Trains a Llama on packed documents, its attention in low bits, and shows how its loss falls.
+
+Without any flag it trains a small model on text that this machine already has, in a few minutes \
+and without a GPU. The run's folder receives TensorBoard events, checkpoints, the settings, a \
+summary.json and a plot of the loss.
+
+Every setting below can also stand in a TOML file given to --config, under the key shown with it, \
+or in the environment variable shown. Flags win over the environment, the environment over the \
+file, the file over the defaults.";
+
+const EXAMPLES: &str = "\
+Examples:
+  Train with the defaults, then look at the same run with exact attention:
+    cargo xtask train
+    cargo xtask train --attention reference
+
+  Train longer, into a folder of your choice, and continue after an interruption:
+    cargo xtask train --steps 2000 --out runs/long
+    cargo xtask train --resume --out runs/long
+
+  Train on FineWeb-Edu shards with another tokenizer:
+    cargo xtask train --data shards/ --tokenizer tokenizer.json
+
+  Keep settings in a file, and change one of them for a run:
+    cat big.toml
+      steps = 5000
+      [model]
+      dim = 512
+      layers = 8
+    FLAMIA_MODEL_LAYERS=12 cargo xtask train --config big.toml";
+
+/// The command with every flag. `-h` shows the flags in a line each, `--help` explains them.
+pub fn command() -> Command {
+    let config = Arg::new(CONFIG)
+        .long("config")
+        .value_name("FILE.toml")
+        .value_parser(value_parser!(PathBuf))
+        .help_heading("Run")
+        .help("A TOML file with settings");
+    Command::new("train")
+        .bin_name("cargo xtask train")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(ABOUT)
+        .long_about(LONG_ABOUT)
+        .after_long_help(EXAMPLES)
+        .arg(config)
+        .args(keys().iter().map(flag))
+}
+
+fn flag(key: &'static Key) -> Arg {
+    let arg = Arg::new(key.path)
+        .long(key.flag.as_str())
+        .help_heading(key.group)
+        .help(short_help(key))
+        .long_help(long_help(key))
+        // `-1` is a value to refuse with a reason, not an unknown flag.
+        .allow_negative_numbers(true)
+        .value_parser(NonEmptyStringValueParser::new());
+    match key.kind {
+        Kind::Count => arg.value_name("N"),
+        Kind::Real => arg.value_name("X"),
+        Kind::Path => arg.value_name("PATH"),
+        Kind::Switch => arg
+            .value_name("BOOL")
+            .num_args(0..=1)
+            .default_missing_value("true"),
+        Kind::Name { .. } => arg.value_name("NAME"),
+    }
+}
+
+fn short_help(key: &Key) -> String {
+    let sentence = key.help[0].trim_end_matches('.');
+    match key.kind {
+        Kind::Name { spellings, .. } => {
+            format!(
+                "{sentence} [{}; default: {}]",
+                spellings.join(", "),
+                key.default
+            )
+        }
+        _ => format!("{sentence} [default: {}]", key.default),
+    }
+}
+
+fn long_help(key: &Key) -> String {
+    let mut paragraphs = key.help.clone();
+    let mut facts = format!("default: {}", key.default);
+    if let Kind::Name { spellings, .. } = key.kind {
+        facts = format!("one of:  {}\n{facts}", spellings.join(", "));
+    }
+    paragraphs.push(format!(
+        "{facts}\nin TOML: {}\nas env:  {}",
+        key.path, key.variable
+    ));
+    paragraphs.join("\n\n")
+}
+
+/// What the command line says.
+pub(super) struct Flags {
+    pub(super) config: Option<PathBuf>,
+    pub(super) layer: Layer,
+}
+
+pub(super) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Flags, SettingsError> {
+    let matches = command().no_binary_name(true).try_get_matches_from(args)?;
+    let mut layer = Layer::default();
+    for key in keys() {
+        if let Some(text) = matches.get_one::<String>(key.path) {
+            layer.add_flag(key, text)?;
+        }
+    }
+    Ok(Flags {
+        config: matches.get_one::<PathBuf>(CONFIG).cloned(),
+        layer,
+    })
+}

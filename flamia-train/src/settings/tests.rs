@@ -1,0 +1,493 @@
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use super::*;
+
+/// Every public spelling, by hand: key | flag | variable | default | another value | that value in
+/// TOML. A line that changes here breaks somebody's scripts and files.
+const SURFACE: &str = "\
+data | --data | FLAMIA_DATA | the built-in corpus: Markdown and Rust sources of this build's dependencies | shards | 'shards'
+tokenizer | --tokenizer | FLAMIA_TOKENIZER | bytes | t.json | 't.json'
+out | --out | FLAMIA_OUT | runs/<UTC time>-<attention> | runs/a b | 'runs/a b'
+resume | --resume | FLAMIA_RESUME | false | true | true
+attention | --attention | FLAMIA_ATTENTION | mxfp8 | sdpa | 'sdpa'
+device | --device | FLAMIA_DEVICE | auto | cuda:3 | 'cuda:3'
+threads | --threads | FLAMIA_THREADS | 0 | 2 | 2
+seed | --seed | FLAMIA_SEED | 0 | 9223372036854775807 | 9223372036854775807
+steps | --steps | FLAMIA_STEPS | 300 | 1000 | 1000
+model.dim | --model-dim | FLAMIA_MODEL_DIM | 256 | 512 | 512
+model.layers | --model-layers | FLAMIA_MODEL_LAYERS | 4 | 2 | 2
+model.heads | --model-heads | FLAMIA_MODEL_HEADS | 4 | 8 | 8
+model.kv_heads | --model-kv-heads | FLAMIA_MODEL_KV_HEADS | 2 | 1 | 1
+model.head_dim | --model-head-dim | FLAMIA_MODEL_HEAD_DIM | 64 | 128 | 128
+model.ffn_dim | --model-ffn-dim | FLAMIA_MODEL_FFN_DIM | 768 | 96 | 96
+model.tied | --model-tied | FLAMIA_MODEL_TIED | true | false | false
+model.rope_theta | --model-rope-theta | FLAMIA_MODEL_ROPE_THETA | 10000.0 | 500000 | 500000
+model.norm_eps | --model-norm-eps | FLAMIA_MODEL_NORM_EPS | 1e-5 | 1e-6 | 1e-6
+model.init_std | --model-init-std | FLAMIA_MODEL_INIT_STD | 0.02 | 0.01 | 0.01
+batch.row_tokens | --batch-row-tokens | FLAMIA_BATCH_ROW_TOKENS | 1024 | 2 | 2
+batch.rows | --batch-rows | FLAMIA_BATCH_ROWS | 4 | 1 | 1
+batch.accumulate | --batch-accumulate | FLAMIA_BATCH_ACCUMULATE | 1 | 8 | 8
+optim.lr | --optim-lr | FLAMIA_OPTIM_LR | 0.002 | 3e-4 | 3e-4
+optim.min_lr_ratio | --optim-min-lr-ratio | FLAMIA_OPTIM_MIN_LR_RATIO | 0.1 | 0 | 0
+optim.warmup | --optim-warmup | FLAMIA_OPTIM_WARMUP | 30 | 0 | 0
+optim.beta1 | --optim-beta1 | FLAMIA_OPTIM_BETA1 | 0.9 | 0.8 | 0.8
+optim.beta2 | --optim-beta2 | FLAMIA_OPTIM_BETA2 | 0.95 | 0.99 | 0.99
+optim.eps | --optim-eps | FLAMIA_OPTIM_EPS | 1e-8 | 1e-6 | 1e-6
+optim.weight_decay | --optim-weight-decay | FLAMIA_OPTIM_WEIGHT_DECAY | 0.1 | 0 | 0.0
+optim.clip | --optim-clip | FLAMIA_OPTIM_CLIP | 1.0 | 0.5 | 0.5
+kernel.profile | --kernel-profile | FLAMIA_KERNEL_PROFILE | block-scaled | hopper | 'hopper'
+kernel.hadamard | --kernel-hadamard | FLAMIA_KERNEL_HADAMARD | auto | off | 'off'
+kernel.dq | --kernel-dq | FLAMIA_KERNEL_DQ | fp16 | fp32 | 'fp32'
+kernel.c | --kernel-c | FLAMIA_KERNEL_C | 4.0 | 3 | 3
+kernel.tau | --kernel-tau | FLAMIA_KERNEL_TAU | 4.0 | 4.5 | 4.5
+eval.every | --eval-every | FLAMIA_EVAL_EVERY | 50 | 10 | 10
+eval.rows | --eval-rows | FLAMIA_EVAL_ROWS | 16 | 1 | 1
+eval.fraction | --eval-fraction | FLAMIA_EVAL_FRACTION | 0.05 | 0.5 | 0.5
+checkpoint.every | --checkpoint-every | FLAMIA_CHECKPOINT_EVERY | 100 | 7 | 7
+checkpoint.keep | --checkpoint-keep | FLAMIA_CHECKPOINT_KEEP | 2 | 1 | 1
+log.every | --log-every | FLAMIA_LOG_EVERY | 1 | 5 | 5";
+
+fn surface() -> Vec<[&'static str; 6]> {
+    let cells = |line: &'static str| line.split(" | ").collect::<Vec<_>>().try_into().unwrap();
+    SURFACE.lines().map(cells).collect()
+}
+
+fn load(args: &[&str], env: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+    let env = env
+        .iter()
+        .map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    Settings::load_from(args.iter().map(OsString::from), env)
+}
+
+struct Toml {
+    folder: tempfile::TempDir,
+}
+
+impl Toml {
+    fn new(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("run.toml"), text).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("run.toml")
+    }
+
+    fn load(&self, args: &[&str], env: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+        let path = self.path();
+        load(&[&["--config", path.to_str().unwrap()], args].concat(), env)
+    }
+}
+
+fn error(result: Result<Settings, SettingsError>) -> String {
+    result.expect_err("must be refused").to_string()
+}
+
+fn without_origins(mut settings: Settings) -> Settings {
+    settings.origins.clear();
+    settings
+}
+
+#[test]
+fn the_public_surface_is_frozen() {
+    let table: Vec<_> = keys()
+        .iter()
+        .map(|k| [k.path, &format!("--{}", k.flag), &k.variable, &k.default].join(" | "))
+        .collect();
+    let frozen: Vec<_> = surface().iter().map(|row| row[..4].join(" | ")).collect();
+    assert_eq!(table, frozen);
+}
+
+#[test]
+fn every_setting_can_be_spelled_as_flag_variable_and_toml() {
+    let defaults = load(&[], &[]).unwrap();
+    for [path, flag, variable, default, text, toml] in surface() {
+        let by_flag = load(&[flag, text], &[]).unwrap();
+        let by_equals = load(&[&format!("{flag}={text}")], &[]).unwrap();
+        let by_variable = load(&[], &[(variable, text)]).unwrap();
+        let by_file = Toml::new(&format!("{path} = {toml}"))
+            .load(&[], &[])
+            .unwrap();
+
+        assert_eq!(by_flag.origin(path), Some(&*format!("flag {flag}")));
+        assert_eq!(
+            by_variable.origin(path),
+            Some(&*format!("environment {variable}"))
+        );
+        assert!(
+            by_file.origin(path).unwrap().ends_with("run.toml"),
+            "{path}"
+        );
+
+        let by_flag = without_origins(by_flag);
+        assert_ne!(
+            by_flag, defaults,
+            "{path} = {text} changed nothing from {default}"
+        );
+        assert_eq!(by_flag, without_origins(by_equals), "{path}");
+        assert_eq!(by_flag, without_origins(by_variable), "{path}");
+        assert_eq!(by_flag, without_origins(by_file), "{path}");
+    }
+}
+
+#[test]
+fn values_land_in_their_fields() {
+    let file =
+        Toml::new("seed = 7\n[model]\nkv_heads = 4\nrope_theta = 500000\n[optim]\nbeta1 = 0.8");
+    let settings = file
+        .load(
+            &["--device", "cuda", "--model-tied", "false", "--out", "here"],
+            &[],
+        )
+        .unwrap();
+    let expected = Settings {
+        seed: 7,
+        device: Device::Cuda(0),
+        out: Some("here".into()),
+        model: ModelSettings {
+            kv_heads: 4,
+            rope_theta: 500_000.0,
+            tied: false,
+            ..ModelSettings::default()
+        },
+        optim: OptimSettings {
+            beta1: 0.8,
+            ..OptimSettings::default()
+        },
+        ..Settings::default()
+    };
+    assert_eq!(without_origins(settings), expected);
+}
+
+#[test]
+fn flags_win_over_the_environment_over_the_file_over_defaults() {
+    let file = Toml::new("steps = 101\nseed = 101\nthreads = 101");
+    let env = [
+        ("FLAMIA_STEPS", "102"),
+        ("FLAMIA_SEED", "102"),
+        ("OTHER_SEED", "x"),
+    ];
+    let settings = file.load(&["--steps", "103"], &env).unwrap();
+    assert_eq!(settings.steps, 103);
+    assert_eq!(settings.seed, 102);
+    assert_eq!(settings.threads, 101);
+    assert_eq!(settings.batch.rows, 4);
+    assert_eq!(settings.origin("steps"), Some("flag --steps"));
+    assert_eq!(settings.origin("seed"), Some("environment FLAMIA_SEED"));
+    assert_eq!(settings.origin("batch.rows"), None);
+}
+
+#[test]
+fn a_resumed_run_keeps_its_settings_until_told_otherwise() {
+    let saved = Toml::new("steps = 50\nseed = 50\n[model]\nlayers = 1\n[optim]\nwarmup = 1");
+    let args = ["--resume", "--steps", "60"].map(OsString::from);
+    let env = [("FLAMIA_SEED".into(), "61".into())];
+    let settings = Settings::load_resuming(&saved.path(), args, env).unwrap();
+    assert!(settings.resume);
+    assert_eq!(
+        (settings.steps, settings.seed, settings.model.layers),
+        (60, 61, 1)
+    );
+}
+
+#[test]
+fn unknown_names_are_refused_with_the_nearest_known_one() {
+    for (toml, found, nearest) in [
+        ("step = 3", "step", "steps"),
+        ("dim = 3", "dim", "model.dim"),
+        ("[model]\nkv_head = 3", "model.kv_head", "model.kv_heads"),
+        ("[modle]\ndim = 3", "modle.dim", "model.dim"),
+        ("[modle]", "modle", "model"),
+        ("[model.dims]\nx = 3", "model.dims.x", "model.dim"),
+        ("[[optim2]]\nlr = 3", "optim2", "optim"),
+    ] {
+        let file = Toml::new(toml);
+        let place = file.path().display().to_string();
+        let expected = format!("{place}: there is no setting {found}; the nearest is {nearest}");
+        assert_eq!(error(file.load(&[], &[])), expected);
+    }
+    assert_eq!(
+        error(load(&[], &[("FLAMIA_MODEL_DIMS", "3")])),
+        "environment: there is no setting FLAMIA_MODEL_DIMS; the nearest is FLAMIA_MODEL_DIM",
+    );
+    assert!(error(load(&[], &[("FLAMIA_CONFIG", "x")])).contains("FLAMIA_CONFIG"));
+    let flag = error(load(&["--model-dims", "3"], &[]));
+    assert!(
+        flag.contains("--model-dims") && flag.contains("'--model-dim'"),
+        "{flag}"
+    );
+}
+
+#[test]
+fn wrong_types_are_refused_with_the_expected_type_and_the_value() {
+    for (toml, rest) in [
+        (
+            "steps = 3.7",
+            "steps must be a whole number from 0 to 2^63-1, found 3.7",
+        ),
+        (
+            "steps = '3'",
+            "steps must be a whole number from 0 to 2^63-1, found the string \"3\"",
+        ),
+        (
+            "steps = true",
+            "steps must be a whole number from 0 to 2^63-1, found true",
+        ),
+        (
+            "steps = -3",
+            "steps must be a whole number from 0 to 2^63-1, found -3",
+        ),
+        (
+            "steps = [3]",
+            "steps must be a whole number from 0 to 2^63-1, found an array",
+        ),
+        (
+            "[steps]\nx = 3",
+            "steps must be a whole number from 0 to 2^63-1, found a table",
+        ),
+        ("model = 3", "model must be a table, [model], found 3"),
+        ("out = 3", "out must be a path, found 3"),
+        ("out = ''", "out must be a path, found the string \"\""),
+        ("resume = 1", "resume must be true or false, found 1"),
+        (
+            "optim.lr = '1e-3'",
+            "optim.lr must be a finite number, found the string \"1e-3\"",
+        ),
+        (
+            "optim.lr = nan",
+            "optim.lr must be a finite number, found NaN",
+        ),
+        (
+            "kernel.hadamard = true",
+            "kernel.hadamard must be one of auto, on, off, found true",
+        ),
+        (
+            "device = 'gpu'",
+            "device must be one of auto, cpu, cuda, cuda:N, found the string \"gpu\"",
+        ),
+    ] {
+        let file = Toml::new(toml);
+        let expected = format!("{}: {rest}", file.path().display());
+        assert_eq!(error(file.load(&[], &[])), expected);
+    }
+    assert_eq!(
+        error(load(&["--optim-lr", "fast"], &[])),
+        "flag --optim-lr: optim.lr must be a finite number, found \"fast\"",
+    );
+    assert_eq!(
+        error(load(&["--steps", "-3"], &[])),
+        "flag --steps: steps must be a whole number from 0 to 2^63-1, found \"-3\"",
+    );
+    assert_eq!(
+        error(load(&[], &[("FLAMIA_ATTENTION", "mxfp4")])),
+        "environment FLAMIA_ATTENTION: attention must be one of reference, mxfp8, sdpa, \
+         found \"mxfp4\"",
+    );
+    assert!(error(load(&["--device", "cuda:-1"], &[])).contains("cuda:-1"));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_not_utf8_is_refused() {
+    use std::os::unix::ffi::OsStringExt;
+    let env = [(
+        OsString::from("FLAMIA_OUT"),
+        OsString::from_vec(vec![b'a', 0xff]),
+    )];
+    let message = error(Settings::load_from([], env));
+    assert_eq!(
+        message,
+        "environment FLAMIA_OUT: out must be a path, found \"a\\xFF\""
+    );
+}
+
+#[test]
+fn files_that_cannot_be_read_are_refused_by_name() {
+    let missing = error(load(&["--config", "no/such.toml"], &[]));
+    assert!(
+        missing.starts_with("cannot read the settings file no/such.toml: "),
+        "{missing}"
+    );
+    let file = Toml::new("steps = \n");
+    let syntax = error(file.load(&[], &[]));
+    assert!(
+        syntax.contains("run.toml is not valid TOML") && syntax.contains("line 1"),
+        "{syntax}"
+    );
+    let twice = error(Toml::new("steps = 1\nsteps = 2").load(&[], &[]));
+    assert!(twice.contains("duplicate key"), "{twice}");
+}
+
+#[test]
+fn broken_rules_name_the_fields_the_values_and_the_fix() {
+    assert_eq!(
+        error(load(&["--model-heads", "6", "--model-kv-heads", "4"], &[])),
+        "model.heads = 6 (flag --model-heads) and model.kv_heads = 4 (flag --model-kv-heads): \
+         the query heads must be a multiple of the key and value heads that they share; \
+         give --model-kv-heads one of 1, 2, 3, 6",
+    );
+    assert_eq!(
+        error(load(&["--steps", "20"], &[])),
+        "steps = 20 (flag --steps) and optim.warmup = 30: \
+         the warm-up would be longer than the run; give --optim-warmup 2, or more --steps",
+    );
+    let bound = error(load(&["--kernel-c", "8", "--kernel-tau", "2"], &[]));
+    assert!(
+        bound.contains("kernel.c = 8.0") && bound.contains("kernel.tau = 2.0"),
+        "{bound}"
+    );
+    assert!(
+        bound.contains("c + tau = 10 passes log2(448) = 8.8074"),
+        "{bound}"
+    );
+}
+
+#[test]
+fn every_range_is_checked_at_its_ends() {
+    for (flag, refused, taken) in [
+        ("--steps", "0", "30"),
+        ("--model-dim", "0", "1"),
+        ("--model-layers", "0", "1"),
+        ("--model-heads", "0", "2"),
+        ("--model-kv-heads", "0", "1"),
+        ("--model-kv-heads", "3", "4"),
+        ("--model-head-dim", "96", "128"),
+        ("--model-ffn-dim", "0", "1"),
+        ("--model-rope-theta", "0", "1"),
+        ("--model-norm-eps", "0", "1e-9"),
+        ("--model-init-std", "-0.1", "1e-9"),
+        ("--batch-row-tokens", "1", "2"),
+        ("--batch-rows", "0", "1"),
+        ("--batch-accumulate", "0", "1"),
+        ("--optim-lr", "0", "1e-9"),
+        ("--optim-eps", "0", "1e-12"),
+        ("--optim-clip", "0", "1e-9"),
+        ("--optim-weight-decay", "-1", "0"),
+        ("--optim-beta1", "1", "0"),
+        ("--optim-beta2", "1", "0.999"),
+        ("--optim-min-lr-ratio", "1.01", "1"),
+        ("--optim-warmup", "301", "300"),
+        ("--eval-every", "0", "1"),
+        ("--eval-rows", "0", "1"),
+        ("--eval-fraction", "0", "0.01"),
+        ("--eval-fraction", "1", "0.99"),
+        ("--checkpoint-every", "0", "1"),
+        ("--checkpoint-keep", "0", "1"),
+        ("--log-every", "0", "1"),
+        ("--kernel-c", "4.81", "4.8"),
+        ("--kernel-tau", "-1", "0"),
+    ] {
+        load(&[flag, taken], &[]).unwrap_or_else(|e| panic!("{flag} {taken}: {e}"));
+        match load(&[flag, refused], &[]) {
+            Err(SettingsError::Invalid(problems)) => {
+                assert_eq!(problems.len(), 1, "{flag} {refused}: {problems:?}");
+                let named = problems[0]
+                    .fields
+                    .iter()
+                    .map(|(key, ..)| key.replace(['.', '_'], "-"));
+                assert!(
+                    named.into_iter().any(|name| flag == format!("--{name}")),
+                    "{problems:?}"
+                );
+            }
+            other => panic!("{flag} {refused}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn all_problems_are_told_at_once() {
+    let message = error(load(&["--model-dim", "0", "--batch-rows", "0"], &[]));
+    assert_eq!(message.lines().count(), 2, "{message}");
+}
+
+#[test]
+fn settings_survive_a_round_trip_through_toml() {
+    let args: Vec<_> = surface().iter().flat_map(|row| [row[1], row[4]]).collect();
+    for args in [&args[..], &[]] {
+        let original = load(args, &[]).unwrap();
+        let copy = Toml::new(&original.to_toml().unwrap())
+            .load(&[], &[])
+            .unwrap();
+        assert_eq!(without_origins(copy), without_origins(original));
+    }
+}
+
+#[test]
+fn the_listing_shows_every_value_and_where_it_came_from() {
+    let text = load(&["--steps", "400"], &[("FLAMIA_OPTIM_LR", "1e-3")])
+        .unwrap()
+        .describe();
+    let line = |start: &str| {
+        let found = text
+            .lines()
+            .find(|line| line.trim_start().starts_with(start));
+        found.unwrap_or_else(|| panic!("no {start:?} in\n{text}"))
+    };
+    assert!(line("steps ").ends_with("400  (flag --steps)"));
+    assert!(line("lr ").ends_with("0.001  (environment FLAMIA_OPTIM_LR)"));
+    assert!(line("tokenizer ").ends_with("bytes"));
+    assert!(line("attention ").ends_with("mxfp8"));
+    let groups = text.lines().filter(|line| !line.starts_with(' ')).count();
+    assert_eq!(text.lines().count(), keys().len() + groups);
+    assert_eq!(groups, 8);
+}
+
+#[test]
+fn help_teaches_every_setting() {
+    let help = match load(&["--help"], &[]) {
+        Err(SettingsError::Usage(help)) => help,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(help.exit_code(), 0);
+    let help = help.to_string();
+    for key in keys() {
+        assert!(help.contains(&format!("--{} ", key.flag)), "{}", key.flag);
+        assert!(
+            help.contains(&format!("in TOML: {}\n", key.path)),
+            "{}",
+            key.path
+        );
+        assert!(
+            help.contains(&format!("as env:  {}\n", key.variable)),
+            "{}",
+            key.variable
+        );
+        assert!(key.help[0].ends_with('.'), "{}: {:?}", key.path, key.help);
+    }
+    for group in [
+        "Run",
+        "Model",
+        "Batch",
+        "Optimiser (AdamW)",
+        "MXFP8 attention",
+        "Evaluation",
+    ] {
+        assert!(help.contains(&format!("\n{group}:\n")), "{group}\n{help}");
+    }
+    assert!(help.contains("Usage: cargo xtask train"), "{help}");
+    assert!(help.contains("cargo xtask train --resume --out runs/long"));
+}
+
+#[test]
+fn clap_accepts_the_command_as_built() {
+    command().debug_assert();
+}
+
+#[test]
+fn usage_errors_and_the_version_have_their_exit_codes() {
+    for (args, code) in [(["--version"], 0), (["--nonsense"], 2), (["stray"], 2)] {
+        match load(&args, &[]) {
+            Err(SettingsError::Usage(usage)) => assert_eq!(usage.exit_code(), code, "{args:?}"),
+            other => panic!("{args:?}: {other:?}"),
+        }
+    }
+    assert!(load(&["--resume"], &[]).unwrap().resume);
+    assert!(
+        !load(&["--resume", "false"], &[("FLAMIA_RESUME", "true")])
+            .unwrap()
+            .resume
+    );
+}
