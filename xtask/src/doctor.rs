@@ -189,20 +189,19 @@ fn libtorch_findings(
     });
     let main = match &found.libtorch {
         Some(libtorch) => {
-            let Libtorch {
-                folder,
-                version,
-                source,
-            } = libtorch;
             let found = format!(
-                "{version} {}, cxx11 ABI {CXX11_ABI} ({})",
-                source.named(),
-                folder.display()
+                "{}, cxx11 ABI {CXX11_ABI} ({})",
+                libtorch.described(),
+                libtorch.folder.display()
             );
-            if *source == Source::OwnEnvironment(Kind::Cpu) && driver.has_gpu() {
-                Finding::optional(name, found, "`cargo xtask train` installs one with CUDA")
-            } else {
+            if libtorch.has_cuda() || !driver.has_gpu() {
                 Finding::ok(name, found)
+            } else {
+                let remedy = match libtorch.source {
+                    Source::OwnEnvironment(_) => "`cargo xtask train` installs one with CUDA",
+                    _ => "a GPU is here and goes unused: install a torch with CUDA there",
+                };
+                Finding::optional(name, found, remedy)
             }
         }
         None if has_python => Finding::optional(
@@ -427,6 +426,12 @@ mod tests {
         let findings = examine(&machine.here_with(&[("LIBTORCH", &torch)]), &Driver::Absent);
         assert_eq!(state(&findings, "libtorch"), State::Ok);
         assert_eq!(state(&findings, "python3"), State::Optional);
+        let libtorch = findings
+            .iter()
+            .find(|finding| finding.name == "libtorch")
+            .unwrap();
+        let said = "2.11.0+cpu from LIBTORCH, without CUDA, cxx11 ABI 1";
+        assert!(libtorch.found.starts_with(said), "{libtorch:?}");
     }
 
     #[test]

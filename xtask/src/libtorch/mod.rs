@@ -43,8 +43,7 @@ impl Source {
         match self {
             Self::Variable => "from LIBTORCH".to_owned(),
             Self::ActivePython(python) => format!("of the active python, {}", python.display()),
-            Self::OwnEnvironment(Kind::Cpu) => "in our own environment, without CUDA".to_owned(),
-            Self::OwnEnvironment(Kind::Full) => "in our own environment".to_owned(),
+            Self::OwnEnvironment(_) => "in our own environment".to_owned(),
         }
     }
 }
@@ -57,6 +56,25 @@ pub struct Libtorch {
     /// With its local part, as in `2.11.0+cu130`.
     pub version: String,
     pub source: Source,
+}
+
+impl Libtorch {
+    pub fn has_cuda(&self) -> bool {
+        self.folder
+            .join("lib")
+            .join(source::library("torch_cuda"))
+            .exists()
+    }
+
+    /// Version, origin and build, in one line.
+    pub fn described(&self) -> String {
+        let cuda = if self.has_cuda() {
+            "with CUDA"
+        } else {
+            "without CUDA"
+        };
+        format!("{} {}, {cuda}", self.version, self.source.named())
+    }
 }
 
 /// What stands between this machine and a build that links libtorch.
@@ -142,9 +160,8 @@ pub fn set_up(here: &Surroundings) -> Result<Ready, SetUpError> {
         None => install::install(here, Kind::for_driver(&driver))?,
     };
     say(format_args!(
-        "libtorch {} {} ({})",
-        libtorch.version,
-        libtorch.source.named(),
+        "libtorch {} ({})",
+        libtorch.described(),
         here.shown(&libtorch.folder)
     ));
     Ok(Ready { libtorch, compiler })

@@ -39,10 +39,13 @@ impl PipError {
             .clone()
             .rfind(|line| cause.phrases().iter().any(|phrase| line.contains(phrase)))
             .or_else(|| lines.rfind(|line| !line.is_empty()));
+        let said = said.unwrap_or("nothing");
+        // The retry settings before this are of no interest.
+        let (_, said) = said.split_once("broken by ").unwrap_or(("", said));
         Self::Failed {
             requirements: requirements.join(" "),
             cause,
-            said: said.unwrap_or("nothing").to_owned(),
+            said: said.to_owned(),
             python: python.to_owned(),
             log: log.to_owned(),
         }
@@ -209,6 +212,7 @@ ERROR: Could not install packages due to an OSError: [Errno 28] No space left on
         ] {
             assert!(offline.contains(part), "{part}: {offline}");
         }
+        assert!(!offline.contains("redirect=None"), "{offline}");
         let wrong = shown(WRONG_PYTHON);
         for part in ["no such wheel", "/env/python", "LIBTORCH"] {
             assert!(wrong.contains(part), "{part}: {wrong}");
