@@ -1,0 +1,223 @@
+//! The tasks that are cargo's, with libtorch's environment around it.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+use crate::libtorch::{self, Ready};
+use crate::process::{become_command, run, say, shown, spoken};
+use crate::surroundings::Surroundings;
+
+/// Builds the trainer and becomes it: its exit code and its Ctrl-C are the trainer's own.
+pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let ready = libtorch::set_up(here)?;
+    let trainer = build_trainer(here, &ready)?;
+    say(format_args!("ready in {}", spoken(start.elapsed())));
+    become_command(here.command(trainer).args(args))
+}
+
+/// Every test of the workspace, in the one profile that all is built in.
+pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let ready = libtorch::set_up(here)?;
+    let mut cargo = cargo(here, &ready)?;
+    cargo.args(["test", "--release", "--workspace"]).args(args);
+    report("tests", run(&mut cargo)?, start)
+}
+
+/// Formatting first, which needs no libtorch.
+pub fn lint(here: &Surroundings) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let mut format = here.cargo()?;
+    format
+        .current_dir(&here.root)
+        .args(["fmt", "--all", "--check"]);
+    let code = run(&mut format)?;
+    if code != 0 {
+        say("`cargo fmt` mends the formatting");
+        return report("formatting", code, start);
+    }
+    let ready = libtorch::set_up(here)?;
+    let mut clippy = cargo(here, &ready)?;
+    clippy.args([
+        "clippy",
+        "--release",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]);
+    report("lint", run(&mut clippy)?, start)
+}
+
+/// Any cargo command, in the folder where it was typed.
+pub fn run_with_libtorch(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    let ready = libtorch::set_up(here)?;
+    let mut cargo = here.cargo()?;
+    ready.apply(&mut cargo);
+    become_command(cargo.args(args))
+}
+
+/// Exports for a shell, so that plain cargo builds what `cargo xtask` builds, and rebuilds
+/// nothing. The library path is for what carries no rpath, such as foreign test runners.
+pub fn print_environment(here: &Surroundings) -> anyhow::Result<ExitCode> {
+    let ready = libtorch::set_up(here)?;
+    let (set, remove) = ready.variables();
+    for (name, value) in set {
+        println!("export {name}={}", quoted(&value));
+    }
+    for name in remove {
+        println!("unset {name}");
+    }
+    let name = if cfg!(target_os = "macos") {
+        "DYLD_LIBRARY_PATH"
+    } else {
+        "LD_LIBRARY_PATH"
+    };
+    let lib = ready.libtorch.folder.join("lib");
+    // Expanded by the shell: ours is what `cargo run` made of it.
+    println!(
+        "export {name}={}${{{name}:+:${name}}}",
+        quoted(&lib.display().to_string())
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report(what: &str, code: u8, start: Instant) -> anyhow::Result<ExitCode> {
+    let outcome = if code == 0 { "passed" } else { "failed" };
+    say(format_args!(
+        "{what} {outcome} after {}",
+        spoken(start.elapsed())
+    ));
+    Ok(ExitCode::from(code))
+}
+
+/// Cargo at the workspace's root, with libtorch's environment.
+fn cargo(here: &Surroundings, ready: &Ready) -> anyhow::Result<Command> {
+    let mut cargo = here.cargo()?;
+    cargo.current_dir(&here.root);
+    ready.apply(&mut cargo);
+    Ok(cargo)
+}
+
+/// What of cargo's messages is read: which file a binary was built to.
+#[derive(Deserialize)]
+struct Artifact {
+    reason: String,
+    target: Option<ArtifactTarget>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct ArtifactTarget {
+    name: String,
+}
+
+/// The executable that the message announces, if it is the one of this name.
+fn executable(message: &str, name: &str) -> Option<PathBuf> {
+    let artifact: Artifact = serde_json::from_str(message).ok()?;
+    let is_it = artifact.reason == "compiler-artifact" && artifact.target?.name == name;
+    artifact.executable.filter(|_| is_it)
+}
+
+/// Builds the trainer in release and returns its path, which a `build.target` in cargo's
+/// configuration would move.
+fn build_trainer(here: &Surroundings, ready: &Ready) -> anyhow::Result<PathBuf> {
+    const TRAINER: &str = "flamia-train";
+    let mut cargo = cargo(here, ready)?;
+    cargo.args(["build", "--release", "--package", TRAINER, "--bin", TRAINER]);
+    say(shown(&cargo));
+    let mut child = cargo
+        .arg("--message-format=json-render-diagnostics")
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo")?;
+    let messages = child.stdout.take().map(BufReader::new);
+    let lines = messages
+        .into_iter()
+        .flat_map(BufRead::lines)
+        .map_while(Result::ok);
+    let trainer = lines.filter_map(|line| executable(&line, TRAINER)).last();
+    if !child.wait()?.success() {
+        bail!("the trainer does not build; cargo says why above");
+    }
+    trainer.context("cargo built the trainer and did not say where")
+}
+
+/// The value as one word of a POSIX shell.
+fn quoted(value: &str) -> String {
+    format!("'{}'", value.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Machine;
+
+    /// A machine with a libtorch, a compiler, and a cargo that runs this script.
+    fn machine(cargo: &str) -> (Machine, Surroundings) {
+        let machine = Machine::bare();
+        machine.script("c++", "");
+        machine.script("cargo", cargo);
+        let torch = machine.wheel("lib torch", "2.11.0");
+        let here = machine.here_with(&[("LIBTORCH", &torch)]);
+        (machine, here)
+    }
+
+    #[test]
+    fn the_trainer_is_where_cargo_says() {
+        let message = |name: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","package_id":"x","target":{{"kind":["bin"],"name":"{name}"}},"executable":"/t/release/{name}"}}"#
+            )
+        };
+        let lines = [
+            message("other"),
+            message("flamia-train"),
+            r#"{"reason":"build-finished","success":true}"#.to_owned(),
+        ];
+        let (_machine, here) = machine(&format!("echo '{}'", lines.join("\n")));
+        let ready = libtorch::set_up(&here).unwrap();
+        let trainer = build_trainer(&here, &ready).unwrap();
+        assert_eq!(trainer, PathBuf::from("/t/release/flamia-train"));
+    }
+
+    #[test]
+    fn a_failed_build_is_not_a_trainer() {
+        let (_machine, here) = machine("exit 101");
+        let ready = libtorch::set_up(&here).unwrap();
+        assert!(build_trainer(&here, &ready).is_err());
+        assert_eq!(test(&here, &[]).unwrap(), ExitCode::from(101));
+    }
+
+    #[test]
+    fn tests_run_in_release_with_what_was_added() {
+        let (machine, here) = machine(r#"echo "$LIBTORCH: $*" > "$LIBTORCH/../asked""#);
+        test(&here, &["--".into(), "--nocapture".into()]).unwrap();
+        let asked = std::fs::read_to_string(machine.path("asked")).unwrap();
+        let wanted = format!(
+            "{}: test --release --workspace -- --nocapture\n",
+            machine.path("lib torch").display()
+        );
+        assert_eq!(asked, wanted);
+    }
+
+    #[test]
+    fn paths_survive_the_shell() {
+        for path in ["/plain", "/with blank", "/it's $HOME"] {
+            let script = format!("printf %s {}", quoted(path));
+            let output = Command::new("/bin/sh")
+                .args(["-c", &script])
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), path);
+        }
+    }
+}

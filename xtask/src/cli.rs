@@ -1,0 +1,107 @@
+//! What can be asked of `cargo xtask`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Train, test and look after the workspace. What is missing is set up on the way.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub task: Task,
+}
+
+#[derive(Subcommand)]
+pub enum Task {
+    /// Train a Llama on packed documents (`cargo xtask train --help` lists the settings)
+    // The trainer owns its command line, `--help` included.
+    #[command(disable_help_flag = true)]
+    Train {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Run every test of the workspace
+    Test {
+        /// Passed on to `cargo test`
+        #[arg(last = true)]
+        args: Vec<OsString>,
+    },
+    /// Check formatting and run clippy with warnings denied
+    Lint,
+    /// Say what was found on this machine, and what mends what is missing
+    Doctor {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print shell exports that let plain cargo and rust-analyzer find libtorch
+    ///
+    /// Use it as `eval "$(cargo xtask env)"`.
+    Env,
+    /// Run cargo with libtorch's environment, as in `cargo xtask cargo -- build --release`
+    Cargo {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Start TensorBoard on the runs
+    Tensorboard {
+        /// The folder that holds the runs
+        #[arg(long, default_value = "runs")]
+        logdir: PathBuf,
+        /// Install TensorBoard into an environment of its own under target/
+        #[arg(long)]
+        install: bool,
+        /// Passed on to TensorBoard, as in `-- --port 6007`
+        #[arg(last = true)]
+        args: Vec<OsString>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn train_args(line: &[&str]) -> Vec<OsString> {
+        let line = ["cargo xtask", "train"].iter().chain(line);
+        match Cli::try_parse_from(line).unwrap().task {
+            Task::Train { args } => args,
+            _ => panic!("not parsed as train"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_trainer_gets_its_arguments_untouched() {
+        for line in [
+            &["--help"][..],
+            &["-h"],
+            &["--steps", "10", "--out", "runs/a"],
+            &["--no-such-flag=3", "positional", "--", "--after"],
+            &[],
+        ] {
+            assert_eq!(train_args(line), line, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn cargo_gets_its_arguments_with_and_without_dashes() {
+        for line in [
+            &["cargo", "build", "--release"][..],
+            &["cargo", "--", "build", "--release"],
+        ] {
+            let line = ["cargo xtask"].iter().chain(line);
+            let Task::Cargo { args } = Cli::try_parse_from(line).unwrap().task else {
+                panic!("not parsed as cargo");
+            };
+            assert_eq!(args, ["build", "--release"]);
+        }
+    }
+}
