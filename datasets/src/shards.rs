@@ -18,6 +18,7 @@ use parquet::arrow::arrow_reader::{
     ParquetRecordBatchReaderBuilder,
 };
 use parquet::basic::Compression;
+use parquet::file::metadata::ParquetMetaData;
 
 /// Rows decoded at once. Small, since a single text may have many megabytes.
 const BATCH_ROWS: usize = 32;
@@ -219,13 +220,14 @@ impl ShardReader {
     /// Every [`ShardError`] but those about the rows themselves, which come while iterating.
     pub fn open(path: &Path, columns: &Columns) -> Result<Self, ShardError> {
         let file = open_parquet(path)?;
-        let damaged = |error: parquet::errors::ParquetError| ShardError::Damaged {
+        let damaged = |reason| ShardError::Damaged {
             path: path.to_owned(),
             row: 0,
-            reason: error.to_string(),
+            reason,
         };
         let by_parquet_type = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-        let found = ArrowReaderMetadata::load(&file, by_parquet_type.clone()).map_err(damaged)?;
+        let found = contained(|| ArrowReaderMetadata::load(&file, by_parquet_type.clone()))
+            .map_err(damaged)?;
         let text = text_column(path, columns, found.schema())?;
         let id = found
             .schema()
@@ -235,18 +237,23 @@ impl ShardReader {
         check_codec(path, &columns.text, text, &found)?;
 
         let widened = widen(found.schema(), [Some(text), id]);
-        let metadata = ArrowReaderMetadata::try_new(
-            Arc::clone(found.metadata()),
-            by_parquet_type.with_schema(Arc::new(widened)),
-        )
+        let metadata = contained(|| {
+            ArrowReaderMetadata::try_new(
+                Arc::clone(found.metadata()),
+                by_parquet_type.with_schema(Arc::new(widened)),
+            )
+        })
         .map_err(damaged)?;
         let expected = row_count(path, &metadata)?;
+        check_extents(&file, metadata.metadata()).map_err(damaged)?;
         let mask = ProjectionMask::roots(metadata.parquet_schema(), [text].into_iter().chain(id));
-        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata)
-            .with_projection(mask)
-            .with_batch_size(BATCH_ROWS)
-            .build()
-            .map_err(damaged)?;
+        let reader = contained(|| {
+            ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata)
+                .with_projection(mask)
+                .with_batch_size(BATCH_ROWS)
+                .build()
+        })
+        .map_err(damaged)?;
         Ok(Self {
             path: path.to_owned(),
             columns: columns.clone(),
@@ -285,11 +292,9 @@ impl ShardReader {
                 self.nulls += u64::from(record.text.is_none());
                 return Ok(Some(record));
             }
-            match self.reader.next() {
-                Some(batch) => {
-                    let batch = batch.map_err(|error| self.damaged(error.to_string()))?;
-                    self.batch = Some(self.unpack(&batch)?);
-                }
+            let batch = contained(|| self.reader.next().transpose());
+            match batch.map_err(|reason| self.damaged(reason))? {
+                Some(batch) => self.batch = Some(self.unpack(&batch)?),
                 None => return self.check_end().map(|()| None),
             }
         }
@@ -427,6 +432,38 @@ fn text_column(path: &Path, columns: &Columns, schema: &Schema) -> Result<usize,
             column,
             found: found.to_string(),
         }),
+    }
+}
+
+/// Every column chunk must lie within the file: the decoder takes its word for it.
+fn check_extents(file: &File, metadata: &ParquetMetaData) -> Result<(), String> {
+    let bytes = file.metadata().map_err(|error| error.to_string())?.len();
+    for column in metadata
+        .row_groups()
+        .iter()
+        .flat_map(|group| group.columns())
+    {
+        let dictionary = column.dictionary_page_offset();
+        let start = dictionary.unwrap_or(column.data_page_offset());
+        let len = column.compressed_size();
+        let end = u64::try_from(start).ok().zip(u64::try_from(len).ok());
+        let end = end.and_then(|(start, len)| start.checked_add(len));
+        if end.is_none_or(|end| end > bytes) {
+            let name = column.column_path();
+            return Err(format!(
+                "column {name} is said to begin at {start} and have {len} bytes"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Runs a step of the Parquet decoder, which asserts some things about the file that a flipped
+/// bit can make false. The decoder is not used again after a panic.
+fn contained<T, E: ToString>(step: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("the decoder found a contradiction and gave up".to_owned()),
     }
 }
 
