@@ -45,6 +45,8 @@ template <typename Body> char *catching(Body body) noexcept {
   try {
     body();
     return nullptr;
+  } catch (const c10::Error &e) {
+    return strdup(e.what_without_backtrace());
   } catch (const std::exception &e) {
     return strdup(e.what());
   } catch (...) {
@@ -73,7 +75,8 @@ struct RustNode final : Node {
 
   variable_list apply(variable_list &&grads) override {
     std::lock_guard<std::recursive_mutex> guard(lock_);
-    TORCH_CHECK(state_, torch::autograd::ERR_BACKWARD_TWICE);
+    if (!state_)
+      throw std::runtime_error(torch::autograd::ERR_BACKWARD_TWICE);
     // A backward that runs the engine itself may release this node under our feet.
     const std::shared_ptr<void> state = state_;
 
