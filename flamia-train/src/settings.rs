@@ -54,7 +54,17 @@ impl Settings {
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, SettingsError> {
-        Self::merge(None, args, env)
+        Self::merge(None, args, env)?.valid()
+    }
+
+    /// What the command line and the environment ask for, before it is known whether it goes
+    /// together: each layer is checked, the whole is not. A run that resumes takes what is left
+    /// out here from its saved settings, not from the defaults.
+    ///
+    /// # Errors
+    /// As for [`Settings::load`], but for [`SettingsError::Invalid`].
+    pub fn asked(args: impl IntoIterator<Item = OsString>) -> Result<Self, SettingsError> {
+        Self::merge(None, args, std::env::vars_os())
     }
 
     /// Loads the settings of a run that continues: those in `saved`, a file written from
@@ -67,7 +77,12 @@ impl Settings {
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, SettingsError> {
-        Self::merge(Some(saved), args, env)
+        Self::merge(Some(saved), args, env)?.valid()
+    }
+
+    fn valid(self) -> Result<Self, SettingsError> {
+        self.validate()?;
+        Ok(self)
     }
 
     fn merge(
@@ -90,7 +105,6 @@ impl Settings {
         }
         let mut settings: Self = builder.build()?.try_deserialize()?;
         settings.origins = layers.into_iter().flat_map(Layer::into_origins).collect();
-        settings.validate()?;
         Ok(settings)
     }
 
