@@ -2,7 +2,7 @@
 //!
 //! The Markdown and Rust sources of the registry packages pinned in Cargo.lock, one file one
 //! document, as a Parquet shard with FineWeb-Edu's columns. The lock file alone decides the
-//! shard's bytes: which packages, and with the rule of [`select`] which of their files. The shard
+//! shard's bytes: which packages, and with the rule of `select.rs` which of their files. The shard
 //! is named by the hash of that, so it is made once, then reused, also without network or cargo.
 
 mod lock;
@@ -70,7 +70,7 @@ pub enum CorpusError {
 /// Files left out, by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// Longer than [`select::MAX_FILE_BYTES`]; mostly generated tables.
+    /// Longer than 64 KiB; mostly generated tables.
     pub too_long: u64,
     /// Nothing but white space.
     pub blank: u64,

@@ -68,7 +68,8 @@ struct RustNode final : Node {
   void save(const at::Tensor *const *tensors, size_t len) {
     saved_.reserve(len);
     for (size_t i = 0; i < len; ++i) {
-      const bool is_output = tensors[i]->grad_fn().get() == this;
+      const bool is_output =
+          tensors[i]->defined() && tensors[i]->grad_fn().get() == this;
       saved_.emplace_back(*tensors[i], is_output);
     }
   }

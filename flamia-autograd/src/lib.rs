@@ -2,7 +2,7 @@
 //!
 //! tch can run torch's autograd engine but not extend it. Here a Rust type with a forward and a
 //! backward becomes a node of torch's own graph: see [`Function`] and [`apply`], or [`apply_fn`]
-//! for two closures. [`gradcheck`](gradcheck::gradcheck) tests a backward against finite
+//! for two closures. [`attention`] is one. [`gradcheck`](gradcheck::gradcheck) tests a backward against finite
 //! differences, and [`load_cuda`] lets one binary run with and without a GPU.
 //!
 //! ```no_run
@@ -44,12 +44,14 @@
 //!
 //! The same program runs as `cargo run -p flamia-autograd --example scaled_square`.
 
+mod attention;
 mod cuda;
 mod error;
 mod ffi;
 mod function;
 pub mod gradcheck;
 
+pub use attention::{AttentionError, attention};
 pub use cuda::{CudaLoadError, load_cuda};
 pub use error::FunctionError;
 pub use ffi::torch_version;

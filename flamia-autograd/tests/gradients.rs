@@ -274,6 +274,27 @@ fn saved_outputs_and_intermediates() {
 }
 
 #[test]
+fn an_undefined_tensor_stays_undefined() {
+    let x = leaf(&[2]);
+    let y = one(apply_fn(
+        "undefined",
+        &[Some(&x), Some(&Tensor::new())],
+        |ctx, inputs| {
+            ctx.save_for_backward(&[inputs[1].unwrap(), inputs[0].unwrap()]);
+            Ok(vec![inputs[0].unwrap().square()])
+        },
+        |ctx, grads| {
+            assert!(!ctx.saved()[0].defined());
+            let grad = grads[0].as_ref().map(|grad| grad * &ctx.saved()[1] * 2.0);
+            Ok(vec![grad, None])
+        },
+    ))
+    .unwrap();
+    y.sum(Kind::Double).f_backward().unwrap();
+    assert_eq!(values(&x.grad()), values(&(&x * 2.0)));
+}
+
+#[test]
 fn non_differentiable_outputs() {
     let max_and_count = |x: &Tensor| {
         apply_fn(

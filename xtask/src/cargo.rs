@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use flamia_train::settings::{Settings, SettingsError};
 use serde::Deserialize;
 
 use crate::libtorch::{self, Ready};
@@ -14,8 +15,17 @@ use crate::process::{become_command, run, say, shown, spoken};
 use crate::surroundings::Surroundings;
 
 /// Builds the trainer and becomes it: its exit code and its Ctrl-C are the trainer's own.
+///
+/// Help, misspelt settings and values that do not go together are answered first, before a long
+/// set-up. The trainer checks again, with the settings of the run that it may resume.
 pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
+    match Settings::load(args.iter().cloned()) {
+        Ok(_) => {}
+        // What is left out comes from the run's saved settings then, not from the defaults.
+        Err(SettingsError::Invalid(_)) if args.iter().any(|arg| arg == "--resume") => {}
+        Err(error) => return Ok(error.report()),
+    }
     let ready = libtorch::set_up(here)?;
     let trainer = build_trainer(here, &ready)?;
     say(format_args!("ready in {}", spoken(start.elapsed())));

@@ -17,7 +17,7 @@ use crate::hex;
 pub(super) const RULE: &str = "flamia corpus 1\n";
 
 /// The longest file taken.
-pub const MAX_FILE_BYTES: u64 = 64 << 10;
+const MAX_FILE_BYTES: u64 = 64 << 10;
 
 /// Each package's share of each kind.
 const MAX_PACKAGE_BYTES: u64 = 128 << 10;

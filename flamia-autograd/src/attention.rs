@@ -1,0 +1,291 @@
+//! Low-bit attention on packed documents as an operation of torch's graph.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use flamia_kernels::{Element, Options, Stats, TensorView, cpu};
+use flamia_sched::Documents;
+use half::bf16;
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::error::FunctionError;
+use crate::function::{BackwardContext, ForwardContext, Function, apply};
+
+/// Why a call of [`attention`] was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttentionError {
+    /// A shape, head count, document boundary or option that does not fit.
+    #[error(transparent)]
+    Call(#[from] flamia_kernels::AttentionError),
+
+    /// A tensor of the wrong rank.
+    #[error(
+        "{tensor} has shape {shape:?}: expected [rows, heads, head_dim] or [batch, length, heads, head_dim]"
+    )]
+    Rank {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its shape.
+        shape: Vec<i64>,
+    },
+
+    /// An element type without a kernel.
+    #[error("q is {found:?}: use Float, BFloat16 or, to check gradients, Double")]
+    Kind {
+        /// Kind of q.
+        found: Kind,
+    },
+
+    /// Tensors that differ where they must not.
+    #[error("{tensor} is {found}, but q is {expected}: bring them to one kind and device")]
+    Mismatch {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Kind and device of q.
+        expected: String,
+        /// Kind and device of the tensor.
+        found: String,
+    },
+
+    /// A failure inside the graph.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+}
+
+/// Attention of packed documents, differentiable in `q`, `k` and `v`.
+///
+/// `q` is `[rows, heads, head_dim]` or `[batch, length, heads, head_dim]`, with any strides; `k`
+/// and `v` have `kv_heads` instead, of which `heads` is a multiple. `documents` cover
+/// `batch * length` rows. The result has the shape, kind and device of `q`. A kind of `Float` does
+/// not make `mxfp8` wider: its results hold BF16 values.
+///
+/// What rounding did is added to `stats` in both passes.
+///
+/// Tensors on a GPU are computed on the host, by the reference backend, and copied back: correct,
+/// and slow.
+///
+/// # Errors
+/// See [`AttentionError`]; nothing is computed then. A second derivative (`create_graph`) is
+/// refused by the backward pass. NaN is not an error: it poisons its block of 32 tokens and what
+/// reads it, as [`flamia_kernels::cpu::forward`] says.
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    documents: &Documents,
+    options: &Options,
+    stats: Option<&Arc<Stats>>,
+) -> Result<Tensor, AttentionError> {
+    let describe = |x: &Tensor| format!("{:?} on {:?}", x.kind(), x.device());
+    for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+        if !matches!(tensor.dim(), 3 | 4) || tensor.dim() != q.dim() {
+            return Err(AttentionError::Rank {
+                tensor: name,
+                shape: tensor.size(),
+            });
+        }
+        if (tensor.kind(), tensor.device()) != (q.kind(), q.device()) {
+            return Err(AttentionError::Mismatch {
+                tensor: name,
+                expected: describe(q),
+                found: describe(tensor),
+            });
+        }
+    }
+    let kind = q.kind();
+    let call = Call {
+        documents: documents.clone(),
+        options: *options,
+        stats: stats.cloned(),
+    };
+    let inputs = [Some(q), Some(k), Some(v)];
+    let outputs = match kind {
+        Kind::Float => apply(Attention::<f32>::new(call), &inputs),
+        Kind::Double => apply(Attention::<f64>::new(call), &inputs),
+        Kind::BFloat16 => apply(Attention::<bf16>::new(call), &inputs),
+        found => return Err(AttentionError::Kind { found }),
+    };
+    match outputs {
+        Ok(mut outputs) => Ok(outputs.swap_remove(0)),
+        // A refused call comes through the graph in a box.
+        Err(FunctionError::Custom(error)) => Err(error
+            .downcast::<flamia_kernels::AttentionError>()
+            .map_or_else(
+                |error| FunctionError::Custom(error).into(),
+                |error| AttentionError::Call(*error),
+            )),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Everything about a call but its tensors.
+struct Call {
+    documents: Documents,
+    options: Options,
+    stats: Option<Arc<Stats>>,
+}
+
+/// An element type that tch and the kernels both know.
+trait Scalar: Element {
+    /// The elements of a flat tensor on the host.
+    fn read(tensor: &Tensor) -> Result<Vec<Self>, TchError>;
+    /// A flat tensor on the host.
+    fn write(data: &[Self]) -> Result<Tensor, TchError>;
+}
+
+macro_rules! scalar {
+    ($($type:ty),+) => {$(
+        impl Scalar for $type {
+            fn read(tensor: &Tensor) -> Result<Vec<Self>, TchError> {
+                Vec::try_from(tensor)
+            }
+            fn write(data: &[Self]) -> Result<Tensor, TchError> {
+                Tensor::f_from_slice(data)
+            }
+        }
+    )+};
+}
+
+scalar!(f32, f64);
+
+/// tch 0.24 takes `half::bf16` for torch's Half, so BF16 crosses as bits.
+impl Scalar for bf16 {
+    fn read(tensor: &Tensor) -> Result<Vec<Self>, TchError> {
+        let bits: Vec<i16> = Vec::try_from(&tensor.f_view_dtype(Kind::Int16)?)?;
+        Ok(bits
+            .into_iter()
+            .map(|bits| Self::from_bits(bits as u16))
+            .collect())
+    }
+    fn write(data: &[Self]) -> Result<Tensor, TchError> {
+        let bits: Vec<i16> = data.iter().map(|x| x.to_bits() as i16).collect();
+        Tensor::f_from_slice(&bits)?.f_view_dtype(Kind::BFloat16)
+    }
+}
+
+/// The operation; what its backward needs besides q, k, v and o, which torch keeps.
+struct Attention<E: Element> {
+    call: Call,
+    lse: Vec<E::Real>,
+}
+
+impl<E: Element> Attention<E> {
+    fn new(call: Call) -> Self {
+        Self {
+            call,
+            lse: Vec::new(),
+        }
+    }
+}
+
+/// A tensor's elements in a contiguous buffer on the host.
+struct Host<E> {
+    data: Vec<E>,
+    /// `[batch, length, heads, head_dim]`.
+    shape: [usize; 4],
+}
+
+impl<E: Scalar> Host<E> {
+    fn read(tensor: &Tensor) -> Result<Self, TchError> {
+        let mut shape = [1; 4];
+        let size = tensor.size();
+        for (to, from) in shape[4 - size.len()..].iter_mut().zip(&size) {
+            *to = *from as usize;
+        }
+        let flat = tensor
+            .detach()
+            .f_to_device(Device::Cpu)?
+            .f_contiguous()?
+            .f_reshape([-1])?;
+        Ok(Self {
+            data: E::read(&flat)?,
+            shape,
+        })
+    }
+
+    fn view(&self, name: &'static str) -> Result<TensorView<'_, E>, FunctionError> {
+        let [_, length, heads, head_dim] = self.shape;
+        let row = heads * head_dim;
+        TensorView::new(
+            name,
+            &self.data,
+            self.shape,
+            [length * row, row, head_dim, 1],
+        )
+        .map_err(FunctionError::custom)
+    }
+}
+
+/// A result in the shape and on the device of `like`.
+fn write<E: Scalar>(data: &[E], like: &Tensor) -> Result<Tensor, TchError> {
+    E::write(data)?
+        .f_reshape(like.size())?
+        .f_to_device(like.device())
+}
+
+impl<E: Scalar> Function for Attention<E> {
+    fn name(&self) -> Cow<'static, str> {
+        format!("{} attention", self.call.options.path).into()
+    }
+
+    fn forward(
+        &mut self,
+        ctx: &mut ForwardContext,
+        inputs: &[Option<&Tensor>],
+    ) -> Result<Vec<Tensor>, FunctionError> {
+        let [q, k, v] = [0, 1, 2].map(|i| inputs[i].expect("attention passes q, k and v"));
+        let [host_q, host_k, host_v] = [q, k, v].map(Host::<E>::read);
+        let (host_q, host_k, host_v) = (host_q?, host_k?, host_v?);
+        let forward = cpu::forward(
+            &host_q.view("q")?,
+            &host_k.view("k")?,
+            &host_v.view("v")?,
+            &self.call.documents,
+            &self.call.options,
+            self.call.stats.as_deref(),
+        )
+        .map_err(FunctionError::custom)?;
+        self.lse = forward.lse;
+        let o = write(&forward.o, q)?;
+        ctx.save_for_backward(&[q, k, v, &o]);
+        Ok(vec![o])
+    }
+
+    fn backward(
+        &self,
+        ctx: &BackwardContext,
+        grads: &[Option<Tensor>],
+    ) -> Result<Vec<Option<Tensor>>, FunctionError> {
+        if ctx.grad_enabled() {
+            return Err(FunctionError::custom(
+                "attention has no second derivative: call backward without create_graph",
+            ));
+        }
+        let Some(d_o) = &grads[0] else {
+            return Ok(vec![None, None, None]);
+        };
+        let [q, k, v, o] = [0, 1, 2, 3].map(|i| &ctx.saved()[i]);
+        let d_o = d_o.f_to_kind(q.kind())?;
+        let read = Host::<E>::read;
+        let (host_q, host_k, host_v) = (read(q)?, read(k)?, read(v)?);
+        let (host_o, host_d_o) = (read(o)?, read(&d_o)?);
+        let gradients = cpu::backward(
+            &host_q.view("q")?,
+            &host_k.view("k")?,
+            &host_v.view("v")?,
+            &host_o.view("o")?,
+            &self.lse,
+            &host_d_o.view("d_o")?,
+            &self.call.documents,
+            &self.call.options,
+            self.call.stats.as_deref(),
+        )
+        .map_err(FunctionError::custom)?;
+        Ok(vec![
+            Some(write(&gradients.dq, q)?),
+            Some(write(&gradients.dk, k)?),
+            Some(write(&gradients.dv, v)?),
+        ])
+    }
+}
