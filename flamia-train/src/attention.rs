@@ -61,7 +61,10 @@ impl Attention {
             tau: kernel.tau as f32,
             ..Options::new(path, Mask::Causal)
         };
-        Self::Flamia { options, layers: (0..settings.model.layers).map(|_| Arc::default()).collect() }
+        Self::Flamia {
+            options,
+            layers: (0..settings.model.layers).map(|_| Arc::default()).collect(),
+        }
     }
 
     /// Causal attention of layer `layer` within each document: `q` `[T, H, E]`, `k` and `v`
@@ -79,9 +82,14 @@ impl Attention {
     ) -> Result<Tensor, AttentionFailure> {
         match self {
             Self::Sdpa => Ok(sdpa(q, k, v, documents)?),
-            Self::Flamia { options, layers } => {
-                Ok(flamia_autograd::attention(q, k, v, documents, options, layers.get(layer))?)
-            }
+            Self::Flamia { options, layers } => Ok(flamia_autograd::attention(
+                q,
+                k,
+                v,
+                documents,
+                options,
+                layers.get(layer),
+            )?),
         }
     }
 
@@ -94,8 +102,14 @@ impl Attention {
                 .flat_map(|(layer, stats)| {
                     let counts = stats.take();
                     [
-                        (format!("attention/layer{layer}/ds_flush_fraction"), counts.ds_flush_fraction()),
-                        (format!("attention/layer{layer}/saturated"), counts.saturated as f64),
+                        (
+                            format!("attention/layer{layer}/ds_flush_fraction"),
+                            counts.ds_flush_fraction(),
+                        ),
+                        (
+                            format!("attention/layer{layer}/saturated"),
+                            counts.saturated as f64,
+                        ),
                     ]
                 })
                 .collect(),
@@ -112,7 +126,9 @@ fn sdpa(q: &Tensor, k: &Tensor, v: &Tensor, documents: &Documents) -> Result<Ten
             // [T, heads, E] to [1, heads, rows, E]. The key/value heads are repeated by hand: torch's
             // fast CPU kernel takes no grouped heads.
             let document = |x: &Tensor| {
-                let x = x.f_narrow(0, rows.start as i64, rows.len() as i64)?.f_transpose(0, 1)?;
+                let x = x
+                    .f_narrow(0, rows.start as i64, rows.len() as i64)?
+                    .f_transpose(0, 1)?;
                 let group = heads / x.size()[0];
                 let x = if group == 1 {
                     x

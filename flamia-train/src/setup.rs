@@ -20,7 +20,7 @@ use crate::optim::{AdamW, AdamWConfig};
 use crate::resume;
 use crate::run_folder::{RUNS, RunFolder, RunFolderError};
 use crate::schedule::Schedule;
-use crate::settings::Settings;
+use crate::settings::{Settings, Start};
 use crate::stop::Stop;
 use crate::summary::{Versions, cpu_name};
 use crate::terminal::Progress;
@@ -33,36 +33,27 @@ impl Trainer {
     /// # Errors
     /// [`TrainError`]; nothing of an earlier run has changed then.
     pub fn from_args(args: &[OsString], stop: Stop) -> Result<Self, TrainError> {
-        let asked = Settings::load(args.iter().cloned())?;
-        let (settings, folder) = if asked.resume {
-            let path = match asked.out {
-                Some(path) => path,
-                None => RunFolder::newest(Path::new(RUNS))?,
-            };
-            let folder = RunFolder::open(&path)?;
-            let saved = folder.settings();
-            let env = std::env::vars_os();
-            let settings = Settings::load_resuming(&saved, args.iter().cloned(), env)?;
-            (
-                Settings {
-                    out: Some(path),
-                    ..settings
-                },
-                folder,
-            )
-        } else {
-            let path = asked.out.clone().unwrap_or_else(|| {
-                RunFolder::named(chrono::Utc::now(), &asked.attention.to_string())
-            });
-            let folder = RunFolder::create(&path)?;
-            (
-                Settings {
-                    out: Some(path),
-                    ..asked
-                },
-                folder,
-            )
+        let args = || args.iter().cloned();
+        let (mut settings, folder) = match Settings::start(args(), std::env::vars_os())? {
+            Start::Resume { out } => {
+                let path = match out {
+                    Some(path) => path,
+                    None => RunFolder::newest(Path::new(RUNS))?,
+                };
+                let folder = RunFolder::open(&path)?;
+                let saved = folder.settings();
+                let settings = Settings::load_resuming(&saved, args(), std::env::vars_os())?;
+                (settings, folder)
+            }
+            Start::New => {
+                let settings = Settings::load(args())?;
+                let path = settings.out.clone().unwrap_or_else(|| {
+                    RunFolder::named(chrono::Utc::now(), &settings.attention.to_string())
+                });
+                (settings, RunFolder::create(&path)?)
+            }
         };
+        settings.out = Some(folder.path().into());
         eprint!("{}", settings.describe());
         Self::new(settings, folder, stop)
     }

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::slice::from_ref;
+
 use common::{Packed, floats, model, pack, tiny_shape};
 use flamia_train::attention::Attention;
 use flamia_train::step::{StepError, accumulate};
@@ -67,7 +69,7 @@ fn splitting_a_step_leaves_the_models_gradient() {
             .flat_map(|(_, param)| floats(&param.grad()));
         (loss.unwrap(), grads.collect::<Vec<_>>())
     };
-    let (loss, split) = gradient(&[pack(&[long.clone()]), pack(&[short.clone()])]);
+    let (loss, split) = gradient(&[pack(from_ref(&long)), pack(from_ref(&short))]);
     let (whole_loss, whole) = gradient(&[pack(&[long, short])]);
     assert!((loss - whole_loss).abs() < 1e-4);
     let largest = whole.iter().fold(0f32, |largest, g| largest.max(g.abs()));

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::slice::from_ref;
+
 use common::plain_llama::PlainLlama;
 use common::{Packed, floats, model, pack, tiny_shape};
 use flamia_train::attention::Attention;
@@ -113,7 +115,7 @@ fn copies_of_a_document_have_its_logits() {
     );
     let document: Vec<i64> = (0..20).map(|t| (t * 7 + 3) % 64).collect();
     let shift = vec![5, 4, 3, 2, 1, 0, 6];
-    let alone = floats(&logits(&model, &pack(std::slice::from_ref(&document))));
+    let alone = floats(&logits(&model, &pack(from_ref(&document))));
 
     let packed = floats(&logits(
         &model,
@@ -132,7 +134,7 @@ fn copies_of_a_document_have_its_logits() {
         }
     }
     // Positions that went on counting would move the logits by far more than that.
-    let mut counting = pack(std::slice::from_ref(&document));
+    let mut counting = pack(from_ref(&document));
     counting.positions = &counting.positions * 3;
     let moved = floats(&logits(&model, &counting));
     let largest = moved
@@ -150,7 +152,7 @@ fn packing_adds_up() {
     let (a, b) = (vec![1, 2, 3], vec![4, 5, 6, 7, 8]);
     let loss = |documents: &[Vec<i64>]| summed_loss(&model, &pack(documents)).double_value(&[]);
     let (separate, together) = (
-        loss(&[a.clone()]) + loss(&[b.clone()]),
+        loss(from_ref(&a)) + loss(from_ref(&b)),
         loss(&[a.clone(), b.clone()]),
     );
     assert!(

@@ -35,7 +35,7 @@ pub enum ModelError {
         /// The layer, from 0.
         layer: usize,
         /// What it said.
-        source: AttentionFailure,
+        source: Box<AttentionFailure>,
     },
 }
 
@@ -125,7 +125,10 @@ impl Model {
         let v_tke = project("v_proj", self.shape.kv_heads)?;
         let o_the = attention
             .apply(layer, &q_the, &k_tke, &v_tke, documents)
-            .map_err(|source| ModelError::Attention { layer, source })?;
+            .map_err(|source| ModelError::Attention {
+                layer,
+                source: source.into(),
+            })?;
         let width = (self.shape.heads * self.shape.head_dim) as i64;
         let o_td = o_the.f_reshape([-1, width])?;
         Ok(linear(&o_td, self.layer_weight(layer, "self_attn.o_proj"))?)

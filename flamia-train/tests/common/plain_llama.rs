@@ -91,7 +91,7 @@ impl PlainLlama {
         for head in 0..self.shape.heads {
             let kv_head = head * self.shape.kv_heads / self.shape.heads;
             let slice = |rows: &Rows, t: usize, head: usize| rows[t][head * e..][..e].to_vec();
-            for t in 0..h.len() {
+            for (t, out) in out.iter_mut().enumerate() {
                 let query = self.rotate(slice(&q, t, head), t);
                 let weights: Vec<f64> = (0..=t)
                     .map(|s| {
@@ -101,7 +101,7 @@ impl PlainLlama {
                     .collect();
                 let sum: f64 = weights.iter().sum();
                 for (s, weight) in weights.iter().enumerate() {
-                    for (o, value) in out[t][head * e..].iter_mut().zip(slice(&v, s, kv_head)) {
+                    for (o, value) in out[head * e..].iter_mut().zip(slice(&v, s, kv_head)) {
                         *o += weight / sum * value;
                     }
                 }
