@@ -1,9 +1,26 @@
-//! Records what built the crate, for a run's summary: compiler, commit and the version of tch.
+//! Writes libtorch's folder into the binaries' run path, and what built the crate into summaries.
 
 use std::path::Path;
 use std::process::Command;
 
 fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    run_path();
+    build_facts();
+}
+
+/// Lets the trainer and the tests start without `LD_LIBRARY_PATH`. Link arguments do not travel
+/// from torch-sys to its dependents, and cargo tells the folder only to those that name torch-sys
+/// themselves.
+fn run_path() {
+    let unix = std::env::var_os("CARGO_CFG_UNIX").is_some();
+    if let Some(folder) = std::env::var_os("DEP_TCH_LIBTORCH_LIB").filter(|_| unix) {
+        println!("cargo::rustc-link-arg=-Wl,-rpath,{}", folder.display());
+    }
+}
+
+/// Compiler, commit and the version of tch, for a run's summary.
+fn build_facts() {
     let rustc = std::env::var("RUSTC").expect("cargo sets RUSTC");
     let rustc = output(&rustc, &["--version"]).unwrap_or_else(|| "unknown".into());
     println!("cargo::rustc-env=BUILD_RUSTC={rustc}");
@@ -16,7 +33,6 @@ fn main() {
         println!("cargo::rustc-env=BUILD_COMMIT={commit}");
     }
     // The log of HEAD changes with every commit and checkout; HEAD itself may just name a branch.
-    println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=../Cargo.lock");
     if let Some(log) = output("git", &["rev-parse", "--git-path", "logs/HEAD"])
         && Path::new(&log).exists()

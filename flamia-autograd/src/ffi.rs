@@ -65,14 +65,19 @@ pub(crate) fn grad_enabled() -> bool {
     flamia_grad_enabled()
 }
 
-/// Compares the loaded libtorch with the one that the shim was compiled for, once.
-pub(crate) fn check_torch_version() -> Result<(), FunctionError> {
-    const WANTED: &str = "2.11";
+/// The version of the libtorch that is loaded, such as `2.11.0+cpu`; empty if it does not say.
+pub fn torch_version() -> &'static str {
     static FOUND: OnceLock<String> = OnceLock::new();
-    let found = FOUND.get_or_init(|| {
+    FOUND.get_or_init(|| {
         // SAFETY: the shim returns a malloc'ed text that is ours.
         unsafe { take_text(flamia_torch_version()) }.unwrap_or_default()
-    });
+    })
+}
+
+/// Compares the loaded libtorch with the one that the shim was compiled for.
+pub(crate) fn check_torch_version() -> Result<(), FunctionError> {
+    const WANTED: &str = "2.11";
+    let found = torch_version();
     let same = found
         .strip_prefix(WANTED)
         .is_some_and(|patch| patch.starts_with('.'));
@@ -81,7 +86,7 @@ pub(crate) fn check_torch_version() -> Result<(), FunctionError> {
     } else {
         Err(FunctionError::TorchVersion {
             wanted: WANTED,
-            found: found.clone(),
+            found: found.to_owned(),
         })
     }
 }

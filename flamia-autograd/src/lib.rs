@@ -54,4 +54,5 @@ pub mod gradcheck;
 pub use attention::{AttentionError, attention};
 pub use cuda::{CudaLoadError, load_cuda};
 pub use error::FunctionError;
+pub use ffi::torch_version;
 pub use function::{BackwardContext, ForwardContext, Function, apply, apply_fn};

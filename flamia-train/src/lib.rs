@@ -1,14 +1,57 @@
 //! A Llama-3-style trainer on packed documents with low-bit attention.
+//!
+//! [`trainer`] is the loop, to be read first. Of the parts it uses,
+//! [`model`], [`optim`], [`schedule`], [`step`] and [`evaluate`] know nothing of files, and
+//! [`checkpoint`] and [`run_folder`] nothing of training. Without the feature `torch` only
+//! [`settings`] is left.
 
 pub mod settings;
 
 #[cfg(feature = "torch")]
 pub mod atomic;
 #[cfg(feature = "torch")]
+pub mod attention;
+#[cfg(feature = "torch")]
+pub mod batch;
+#[cfg(feature = "torch")]
+pub mod board;
+#[cfg(feature = "torch")]
+pub mod checkpoint;
+#[cfg(feature = "torch")]
+pub mod data;
+#[cfg(feature = "torch")]
+pub mod device;
+#[cfg(feature = "torch")]
+pub mod error;
+#[cfg(feature = "torch")]
+pub mod evaluate;
+#[cfg(feature = "torch")]
+pub mod loss;
+#[cfg(feature = "torch")]
+pub mod model;
+#[cfg(feature = "torch")]
+pub mod optim;
+#[cfg(feature = "torch")]
 pub mod plot;
+#[cfg(feature = "torch")]
+pub mod resume;
+#[cfg(feature = "torch")]
+pub mod rng;
+#[cfg(feature = "torch")]
+pub mod run_folder;
+#[cfg(feature = "torch")]
+pub mod schedule;
+#[cfg(feature = "torch")]
+mod setup;
+#[cfg(feature = "torch")]
+pub mod step;
+#[cfg(feature = "torch")]
+pub mod stop;
 #[cfg(feature = "torch")]
 pub mod summary;
 #[cfg(feature = "torch")]
 pub mod tensorboard;
 #[cfg(feature = "torch")]
 pub mod terminal;
+#[cfg(feature = "torch")]
+pub mod trainer;

@@ -21,7 +21,7 @@ mod validate;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use choice::{Attention, Device, Dq, Hadamard, Profile, UnknownName};
 pub use error::{Problem, SettingsError};
@@ -33,6 +33,18 @@ pub use table::{
 };
 
 use layer::Layer;
+
+/// How a run is to begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Start {
+    /// From its first step.
+    New,
+    /// From its last checkpoint.
+    Resume {
+        /// The run's folder, if it was named.
+        out: Option<PathBuf>,
+    },
+}
 
 impl Settings {
     /// Loads the settings of a new run from `args` (without the program's name) and this
@@ -54,17 +66,27 @@ impl Settings {
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, SettingsError> {
-        Self::merge(None, args, env)?.valid()
+        let settings = Self::merge(None, args, env)?;
+        settings.validate()?;
+        Ok(settings)
     }
 
-    /// What the command line and the environment ask for, before it is known whether it goes
-    /// together: each layer is checked, the whole is not. A run that resumes takes what is left
-    /// out here from its saved settings, not from the defaults.
+    /// Whether `args` and the environment ask for a new run or for one that continues.
+    ///
+    /// The rules about values are not checked: some are about settings that only the continued run
+    /// knows, which [`Settings::load_resuming`] takes in.
     ///
     /// # Errors
-    /// As for [`Settings::load`], but for [`SettingsError::Invalid`].
-    pub fn asked(args: impl IntoIterator<Item = OsString>) -> Result<Self, SettingsError> {
-        Self::merge(None, args, std::env::vars_os())
+    /// As for [`Settings::load`].
+    pub fn start(
+        args: impl IntoIterator<Item = OsString>,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Start, SettingsError> {
+        let settings = Self::merge(None, args, env)?;
+        Ok(match settings.resume {
+            true => Start::Resume { out: settings.out },
+            false => Start::New,
+        })
     }
 
     /// Loads the settings of a run that continues: those in `saved`, a file written from
@@ -77,12 +99,9 @@ impl Settings {
         args: impl IntoIterator<Item = OsString>,
         env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, SettingsError> {
-        Self::merge(Some(saved), args, env)?.valid()
-    }
-
-    fn valid(self) -> Result<Self, SettingsError> {
-        self.validate()?;
-        Ok(self)
+        let settings = Self::merge(Some(saved), args, env)?;
+        settings.validate()?;
+        Ok(settings)
     }
 
     fn merge(

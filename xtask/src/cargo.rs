@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use flamia_train::settings::{Settings, SettingsError};
+use flamia_train::settings::{Settings, SettingsError, Start};
 use serde::Deserialize;
 
 use crate::libtorch::{self, Ready};
@@ -30,11 +30,10 @@ pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
 }
 
 fn check_settings(args: &[OsString]) -> Result<(), SettingsError> {
-    let asked = Settings::asked(args.iter().cloned())?;
-    if asked.resume {
-        Ok(())
-    } else {
-        asked.validate()
+    match Settings::start(args.iter().cloned(), std::env::vars_os())? {
+        // The values that are left out come from the run then.
+        Start::Resume { .. } => Ok(()),
+        Start::New => Settings::load(args.iter().cloned()).map(drop),
     }
 }
 

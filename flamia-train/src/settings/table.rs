@@ -114,7 +114,7 @@ settings_table! {
         /// Attention weights are scaled by 2^c before they are rounded to E4M3.
         ///
         /// More keeps smaller weights; c + tau must not pass log2(448), E4M3's largest number.
-        c: f64 = 4.0;
+        c: usize = 4;
         /// How far, in powers of two, a row's maximum may rise before sums are rescaled to it.
         tau: f64 = 4.0;
     }

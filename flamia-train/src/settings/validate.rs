@@ -118,7 +118,6 @@ impl Check<'_> {
         }
         for (key, value) in [
             ("optim.weight_decay", optim.weight_decay),
-            ("kernel.c", kernel.c),
             ("kernel.tau", kernel.tau),
         ] {
             let holds = value.is_finite() && value >= 0.0;
@@ -171,13 +170,13 @@ impl Check<'_> {
             format!("give --optim-warmup {}, or more --steps", steps / 10),
         );
         let bound = 448_f64.log2();
+        let sum = kernel.c as f64 + kernel.tau;
         self.rule(
-            kernel.c + kernel.tau <= bound,
+            sum <= bound,
             &["kernel.c", "kernel.tau"],
             format!(
-                "c + tau = {} passes log2(448) = {bound:.4}, so that attention weights of up to \
+                "c + tau = {sum} passes log2(448) = {bound:.4}, so that attention weights of up to \
                  2^(c + tau) would be clamped to E4M3's largest number without a sign",
-                kernel.c + kernel.tau,
             ),
             "lower one of them; 4 and 4 are the defaults",
         );

@@ -1,0 +1,179 @@
+//! AdamW whose state can be saved, and clipping by the global norm that lets no NaN through.
+//!
+//! tch's own optimisers hide their moments from the caller, so a run that used them could not be
+//! resumed exactly; and their clipping compares a NaN norm with `<`, which passes it on.
+
+use tch::{Kind, TchError, Tensor, no_grad};
+
+use crate::model::Params;
+
+/// The constants of AdamW (Loshchilov and Hutter, 2019).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWConfig {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled decay, per unit of learning rate, of the matrices (see [`AdamW`]).
+    pub weight_decay: f64,
+}
+
+/// AdamW over a model's parameters.
+///
+/// Matrices decay, the embedding and the output head among them, as in Llama's published
+/// training; the norms' gains, which are vectors, do not.
+#[derive(Debug)]
+pub struct AdamW {
+    config: AdamWConfig,
+    /// Updates done, which the bias correction divides by.
+    step: u64,
+    /// First and second moments, in the parameters' order.
+    moments: Vec<Moments>,
+}
+
+#[derive(Debug)]
+struct Moments {
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+}
+
+impl AdamW {
+    /// Fresh state: zero moments, no step done.
+    ///
+    /// # Errors
+    /// When the moments cannot be allocated.
+    pub fn new(config: AdamWConfig, params: &Params) -> Result<Self, TchError> {
+        let moments = params
+            .iter()
+            .map(|(_, param)| {
+                let zeros = || Tensor::f_zeros(param.size(), (Kind::Float, param.device()));
+                Ok(Moments {
+                    exp_avg: zeros()?,
+                    exp_avg_sq: zeros()?,
+                })
+            })
+            .collect::<Result<_, TchError>>()?;
+        Ok(Self {
+            config,
+            step: 0,
+            moments,
+        })
+    }
+
+    /// Updates done.
+    pub fn step_count(&self) -> u64 {
+        self.step
+    }
+
+    /// Moves every parameter along its gradient at learning rate `lr`.
+    ///
+    /// A parameter without a gradient counts as having a zero one: its moments decay and it decays.
+    ///
+    /// # Errors
+    /// When torch refuses an operation, for want of memory for instance.
+    pub fn update(&mut self, params: &mut Params, lr: f64) -> Result<(), TchError> {
+        let AdamWConfig {
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        } = self.config;
+        self.step += 1;
+        let correction1 = 1.0 - beta1.powf(self.step as f64);
+        let correction2 = 1.0 - beta2.powf(self.step as f64);
+        no_grad(|| {
+            for (
+                (_, param),
+                Moments {
+                    exp_avg,
+                    exp_avg_sq,
+                },
+            ) in params.iter_mut().zip(&mut self.moments)
+            {
+                let grad = match param.grad() {
+                    grad if grad.defined() => grad,
+                    _ => param.f_zeros_like()?,
+                };
+                if param.dim() >= 2 {
+                    let _ = param.f_mul_scalar_(1.0 - lr * weight_decay)?;
+                }
+                let _ = exp_avg.f_lerp_(&grad, 1.0 - beta1)?;
+                let _ = exp_avg_sq
+                    .f_mul_scalar_(beta2)?
+                    .f_add_(&grad.f_square()?.f_mul_scalar_(1.0 - beta2)?)?;
+                let mut denominator = exp_avg_sq.f_sqrt()?;
+                let _ = denominator
+                    .f_div_scalar_(correction2.sqrt())?
+                    .f_add_scalar_(eps)?;
+                let mut update = exp_avg.f_div(&denominator)?;
+                let _ = param.f_sub_(&update.f_mul_scalar_(lr / correction1)?)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The state by name: `exp_avg.NAME` and `exp_avg_sq.NAME` for every parameter.
+    pub fn tensors<'a>(&'a self, params: &'a Params) -> Vec<(String, &'a Tensor)> {
+        params
+            .iter()
+            .zip(&self.moments)
+            .flat_map(|((name, _), moments)| {
+                [
+                    (format!("exp_avg.{name}"), &moments.exp_avg),
+                    (format!("exp_avg_sq.{name}"), &moments.exp_avg_sq),
+                ]
+            })
+            .collect()
+    }
+
+    /// Takes up the count of updates that belongs to restored moments.
+    pub fn restore_step_count(&mut self, step: u64) {
+        self.step = step;
+    }
+}
+
+/// The Euclidean norm of all gradients together, as one vector.
+///
+/// # Errors
+/// When torch refuses an operation.
+pub fn global_norm(params: &Params) -> Result<f64, TchError> {
+    no_grad(|| {
+        let norms = params
+            .iter()
+            .map(|(_, param)| param.grad())
+            .filter(Tensor::defined)
+            .map(|grad| grad.f_norm())
+            .collect::<Result<Vec<_>, _>>()?;
+        if norms.is_empty() {
+            return Ok(0.0);
+        }
+        // One read from the device for all parameters.
+        Tensor::f_stack(&norms, 0)?
+            .f_to_kind(Kind::Double)?
+            .f_norm()?
+            .f_double_value(&[])
+    })
+}
+
+/// Scales all gradients down so that their global norm is at most `max_norm`; returns the norm
+/// they had.
+///
+/// A norm that is NaN or infinite is returned and nothing is scaled: the caller must stop before
+/// the optimiser runs.
+///
+/// # Errors
+/// When torch refuses an operation.
+pub fn clip_global_norm(params: &Params, max_norm: f64) -> Result<f64, TchError> {
+    let norm = global_norm(params)?;
+    if norm.is_finite() && norm > max_norm {
+        for (_, param) in params.iter() {
+            let mut grad = param.grad();
+            if grad.defined() {
+                no_grad(|| grad.f_mul_scalar_(max_norm / norm).map(drop))?;
+            }
+        }
+    }
+    Ok(norm)
+}

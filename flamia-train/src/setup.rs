@@ -1,0 +1,299 @@
+//! From settings to a run that is ready to go on, new or resumed.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Instant;
+
+use datasets::Position;
+use tch::Device;
+use toml::Table;
+
+use crate::atomic::atomic_write;
+use crate::attention::Attention;
+use crate::board::Board;
+use crate::checkpoint::{Checkpoints, TrainState, Validation};
+use crate::data::{self, DataError};
+use crate::device;
+use crate::error::TrainError;
+use crate::model::{Model, ModelShape, Params};
+use crate::optim::{AdamW, AdamWConfig};
+use crate::resume;
+use crate::run_folder::{RUNS, RunFolder, RunFolderError};
+use crate::schedule::Schedule;
+use crate::settings::{Settings, Start};
+use crate::stop::Stop;
+use crate::summary::{Versions, cpu_name};
+use crate::terminal::Progress;
+use crate::trainer::Trainer;
+
+impl Trainer {
+    /// Sets up the run that the command line `args` (without the program's name) and the
+    /// environment describe: a new one, or with `--resume` the one in `--out` or the newest.
+    ///
+    /// # Errors
+    /// [`TrainError`]; nothing of an earlier run has changed then.
+    pub fn from_args(args: &[OsString], stop: Stop) -> Result<Self, TrainError> {
+        let args = || args.iter().cloned();
+        let (mut settings, folder) = match Settings::start(args(), std::env::vars_os())? {
+            Start::Resume { out } => {
+                let path = match out {
+                    Some(path) => path,
+                    None => RunFolder::newest(Path::new(RUNS))?,
+                };
+                let folder = RunFolder::open(&path)?;
+                let saved = folder.settings();
+                let settings = Settings::load_resuming(&saved, args(), std::env::vars_os())?;
+                (settings, folder)
+            }
+            Start::New => {
+                let settings = Settings::load(args())?;
+                let path = settings.out.clone().unwrap_or_else(|| {
+                    RunFolder::named(chrono::Utc::now(), &settings.attention.to_string())
+                });
+                (settings, RunFolder::create(&path)?)
+            }
+        };
+        settings.out = Some(folder.path().into());
+        eprint!("{}", settings.describe());
+        Self::new(settings, folder, stop)
+    }
+
+    /// Sets up the run that `settings` describe in `folder`, which [`RunFolder::create`] or, with
+    /// `settings.resume`, [`RunFolder::open`] gave.
+    ///
+    /// A resumed run goes on from its newest whole checkpoint, or from the start if it was killed
+    /// before the first.
+    ///
+    /// # Errors
+    /// [`TrainError`]; nothing of an earlier run has changed then.
+    pub fn new(settings: Settings, folder: RunFolder, stop: Stop) -> Result<Self, TrainError> {
+        let threads = set_threads(settings.threads)?;
+        let (device, device_words) = device::choose(settings.device)?;
+        let table = saved_form(&settings)?;
+        if settings.resume {
+            refuse_changes(&folder.settings(), &table)?;
+        }
+        let (dataset, corpus) = data::open(&settings)?;
+        let model = build_model(&settings, dataset.tokenizer().vocab_size(), device)?;
+        let mut optimizer = AdamW::new(adamw(&settings), &model.params)?;
+        let mut notes = vec![format!("device: {device_words}")];
+        notes.extend(corpus);
+        notes.push(dataset.report().to_string());
+        notes.push(format!("model: {} parameters", model.params.count()));
+
+        let checkpoints = Checkpoints::open(folder.path(), settings.checkpoint.keep)?;
+        let saved = match settings.resume {
+            true => take_up_newest(&checkpoints, &model, &mut optimizer, &mut notes)?,
+            false if checkpoints.is_empty()? => None,
+            false => {
+                return Err(RunFolderError::Occupied {
+                    path: folder.path().into(),
+                }
+                .into());
+            }
+        };
+        let saved_step = saved.as_ref().map(|state| state.step);
+        let device_name = match device {
+            Device::Cpu => cpu_name(),
+            _ => device_words,
+        };
+        let fresh = TrainState {
+            step: 0,
+            tokens: 0,
+            data: Position::default(),
+            data_identity: dataset.identity().clone(),
+            seed: settings.seed,
+            validation: Validation::default(),
+            train_loss: None,
+            seconds: 0.0,
+            settings_sha256: resume::fingerprint(&table),
+            versions: Versions::of_this_build(
+                flamia_autograd::torch_version().into(),
+                device_name,
+                threads,
+            ),
+        };
+        let state = match saved {
+            Some(saved) => continued(saved, fresh, settings.steps as u64, &folder)?,
+            None => fresh,
+        };
+        let rows = dataset.stream_from(state.data).map_err(DataError::from)?;
+        let validation = data::validation_batches(&dataset, &settings, device)?;
+
+        // Only now: everything that can be refused has been.
+        let text = table.to_string();
+        atomic_write(&folder.settings(), text.as_bytes())?;
+        let resume_at = settings
+            .resume
+            .then(|| saved_step.map_or(0, |step| step + 1));
+        let mut board = Board::open(folder.path(), resume_at);
+        board.text("settings", state.step, &format!("```toml\n{text}```"));
+        let mut progress = Progress::new(state.step as usize, settings.steps);
+        notes.iter().for_each(|note| progress.note(note));
+
+        Ok(Self {
+            schedule: schedule(&settings),
+            attention: Attention::new(&settings),
+            data_counts: data::counts(dataset.report()),
+            settings,
+            folder,
+            stop,
+            device,
+            model,
+            optimizer,
+            rows,
+            validation,
+            checkpoints,
+            state,
+            saved: saved_step,
+            board,
+            progress,
+            clock: Instant::now(),
+        })
+    }
+}
+
+/// Gives torch and the attention their threads; 0 means all cores.
+fn set_threads(asked: usize) -> Result<usize, TrainError> {
+    let threads = match asked {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        asked => asked,
+    };
+    tch::set_num_threads(threads as i32);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build_global();
+    let running = rayon::current_num_threads();
+    if pool.is_err() && running != threads {
+        return Err(TrainError::Threads {
+            asked: threads,
+            running,
+        });
+    }
+    Ok(threads)
+}
+
+/// Loads the newest whole checkpoint, if there is any, and notes which one and what it passed over.
+fn take_up_newest(
+    checkpoints: &Checkpoints,
+    model: &Model,
+    optimizer: &mut AdamW,
+    notes: &mut Vec<String>,
+) -> Result<Option<TrainState>, TrainError> {
+    let newest = checkpoints.newest()?;
+    for skipped in &newest.skipped {
+        notes.push(format!(
+            "skipped {}: {}",
+            skipped.path.display(),
+            skipped.reason
+        ));
+    }
+    let Some(path) = newest.whole else {
+        notes.push("the run has no checkpoint yet: it starts from its first step".into());
+        return Ok(None);
+    };
+    let saved = Checkpoints::load(&path, &model.params, optimizer)?;
+    notes.push(format!(
+        "resumed from {}, after step {}",
+        path.display(),
+        saved.step
+    ));
+    Ok(Some(saved))
+}
+
+/// The state of a run that goes on from `saved`, if that is the run that `fresh` would start.
+fn continued(
+    saved: TrainState,
+    fresh: TrainState,
+    steps: u64,
+    folder: &RunFolder,
+) -> Result<TrainState, TrainError> {
+    if saved.settings_sha256 != fresh.settings_sha256 {
+        return Err(TrainError::SettingsEdited {
+            path: folder.settings(),
+        });
+    }
+    if saved.step > steps {
+        return Err(TrainError::FewerSteps {
+            done: saved.step,
+            asked: steps,
+        });
+    }
+    fresh
+        .data_identity
+        .check(&saved.data_identity)
+        .map_err(DataError::from)?;
+    Ok(TrainState {
+        versions: fresh.versions,
+        ..saved
+    })
+}
+
+fn refuse_changes(saved: &Path, now: &Table) -> Result<(), TrainError> {
+    let text = std::fs::read_to_string(saved).map_err(|source| TrainError::SavedSettings {
+        path: saved.into(),
+        source: source.into(),
+    })?;
+    let changes = resume::changes(&parse(&text, saved)?, now);
+    if changes.is_empty() {
+        Ok(())
+    } else {
+        Err(TrainError::Changed { changes })
+    }
+}
+
+/// The settings as the run's folder keeps them: `resume` tells how a process was started, not what
+/// the run is.
+fn saved_form(settings: &Settings) -> Result<Table, TrainError> {
+    let settings = Settings {
+        resume: false,
+        ..settings.clone()
+    };
+    parse(&settings.to_toml()?, Path::new("settings"))
+}
+
+fn parse(text: &str, path: &Path) -> Result<Table, TrainError> {
+    text.parse()
+        .map_err(|source: toml::de::Error| TrainError::SavedSettings {
+            path: path.into(),
+            source: source.into(),
+        })
+}
+
+fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Model, TrainError> {
+    let model = &settings.model;
+    let shape = ModelShape {
+        vocab,
+        dim: model.dim,
+        layers: model.layers,
+        heads: model.heads,
+        kv_heads: model.kv_heads,
+        head_dim: model.head_dim,
+        ffn_dim: model.ffn_dim,
+        rope_theta: model.rope_theta,
+        norm_eps: model.norm_eps,
+        tied: model.tied,
+    };
+    shape.check()?;
+    let params = Params::init(&shape.parameters(model.init_std), settings.seed, device)?;
+    Ok(Model { shape, params })
+}
+
+fn adamw(settings: &Settings) -> AdamWConfig {
+    let optim = &settings.optim;
+    AdamWConfig {
+        beta1: optim.beta1,
+        beta2: optim.beta2,
+        eps: optim.eps,
+        weight_decay: optim.weight_decay,
+    }
+}
+
+fn schedule(settings: &Settings) -> Schedule {
+    Schedule {
+        peak: settings.optim.lr,
+        warmup: settings.optim.warmup as u64,
+        steps: settings.steps as u64,
+        min_ratio: settings.optim.min_lr_ratio,
+    }
+}

@@ -1,0 +1,229 @@
+//! Whole runs of a tiny model: what they learn, leave and refuse.
+#![cfg(feature = "torch")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::run::{args, checkpoints, saved_tensors, summary, texts, train, write_texts};
+use flamia_train::error::{TrainError, chain};
+use flamia_train::run_folder::RunFolderError;
+use flamia_train::tensorboard::read_events;
+use flamia_train::trainer::Outcome;
+
+struct Workplace {
+    folder: tempfile::TempDir,
+    data: PathBuf,
+}
+
+impl Workplace {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("corpus.parquet");
+        write_texts(&data, &texts(60));
+        Self { folder, data }
+    }
+
+    fn run(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn train(&self, name: &str, more: &str) -> Result<Outcome, TrainError> {
+        train(&args(&self.data, &self.run(name), more))
+    }
+
+    /// A run as if `source` had been killed right after saving `step`.
+    fn killed_after(&self, source: &str, step: u64, name: &str) {
+        let checkpoint = format!("checkpoints/step-{step:06}");
+        let (from, to) = (self.run(source), self.run(name));
+        fs::create_dir_all(to.join(&checkpoint)).unwrap();
+        fs::copy(from.join("settings.toml"), to.join("settings.toml")).unwrap();
+        for entry in fs::read_dir(from.join(&checkpoint)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), to.join(&checkpoint).join(entry.file_name())).unwrap();
+        }
+    }
+}
+
+/// All points of the run's event files, by curve.
+fn curves(run: &Path) -> BTreeMap<String, Vec<(i64, f32)>> {
+    let mut curves: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for entry in fs::read_dir(run).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_string_lossy().contains(".tfevents.") {
+            for point in read_events(&path).unwrap().scalars {
+                curves
+                    .entry(point.tag)
+                    .or_default()
+                    .push((point.step, point.value));
+            }
+        }
+    }
+    curves
+}
+
+#[test]
+fn a_run_learns_and_leaves_its_results() {
+    let workplace = Workplace::new();
+    let outcome = workplace.train("run", "--steps 20 --optim-lr 1e-2 --checkpoint-every 6");
+    assert_eq!(outcome.unwrap(), Outcome::Finished);
+    let run = workplace.run("run");
+
+    let summary = summary(&run);
+    let loss = |name: &str| summary[name].as_f64().unwrap();
+    // 259 ids, of which text needs one byte each: an untrained model is near ln 259 = 5.56.
+    assert!((5.3..6.2).contains(&loss("val_loss_first")), "{summary}");
+    assert!(loss("val_loss") < 3.2, "{summary}");
+    assert!(loss("train_loss") < 3.2, "{summary}");
+    assert_eq!(summary["steps"], 20);
+    assert_eq!(summary["attention"], "sdpa");
+    assert_eq!(summary["settings"]["optim"]["lr"], 1e-2);
+    assert!(loss("tokens_per_s") > 0.0);
+    assert_eq!(checkpoints(&run).last().unwrap(), "step-000020");
+    assert!(run.join("loss.svg").exists());
+
+    let curves = curves(&run);
+    let steps = |tag: &str| curves[tag].iter().map(|point| point.0).collect::<Vec<_>>();
+    assert_eq!(steps("train/loss"), (1..=20).collect::<Vec<_>>());
+    assert_eq!(steps("val/loss"), [0, 4, 8, 12, 16, 20]);
+    assert_eq!(curves["val/loss"][0].1, loss("val_loss_first") as f32);
+    assert_eq!(curves["val/loss"][5].1, loss("val_loss") as f32);
+    assert_eq!(curves["train/lr"][1], (2, 1e-2));
+    assert!(curves["train/grad_norm"].iter().all(|point| point.1 > 0.0));
+    assert!(
+        curves["data/padding_share"]
+            .iter()
+            .all(|point| (0.0..1.0).contains(&point.1))
+    );
+    assert!(
+        curves["data/longest_document"]
+            .iter()
+            .all(|point| point.1 <= 64.0)
+    );
+    assert!(
+        curves["data/documents_per_row"]
+            .iter()
+            .any(|point| point.1 > 1.0)
+    );
+}
+
+/// TRN-04 and DAT-09 through the whole trainer: two micro-batches a step, resumed in the middle of
+/// an epoch and beyond its end, twice.
+#[test]
+fn a_resumed_run_ends_with_the_same_bits() {
+    let workplace = Workplace::new();
+    let flags = "--steps 24 --checkpoint-every 5 --checkpoint-keep 9";
+    workplace.train("whole", flags).unwrap();
+    let whole = workplace.run("whole");
+    let state = fs::read_to_string(whole.join("checkpoints/step-000024/state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    assert!(
+        state["data"]["epoch"].as_u64().unwrap() >= 1,
+        "the run crosses an epoch's end"
+    );
+    assert_ne!(state["data"]["row"], 0);
+
+    for step in [5, 10, 20] {
+        let name = format!("from {step}");
+        workplace.killed_after("whole", step, &name);
+        workplace
+            .train(&name, &format!("{flags} --resume"))
+            .unwrap();
+        let resumed = workplace.run(&name);
+        assert_eq!(
+            saved_tensors(&resumed, 24),
+            saved_tensors(&whole, 24),
+            "{name}"
+        );
+        for value in [
+            "val_loss_first",
+            "val_loss",
+            "val_loss_best",
+            "train_loss",
+            "tokens",
+        ] {
+            assert_eq!(
+                summary(&resumed)[value],
+                summary(&whole)[value],
+                "{name}: {value}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_finished_run_can_be_given_more_steps() {
+    let workplace = Workplace::new();
+    workplace.train("run", "--steps 4").unwrap();
+    workplace.train("run", "--steps 6 --resume").unwrap();
+    assert_eq!(summary(&workplace.run("run"))["steps"], 6);
+    let error = workplace.train("run", "--steps 5 --resume").unwrap_err();
+    assert!(
+        matches!(error, TrainError::FewerSteps { done: 6, asked: 5 }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_resumed_run_cannot_change_what_its_result_depends_on() {
+    let workplace = Workplace::new();
+    workplace.train("run", "--steps 2").unwrap();
+    let error = workplace
+        .train("run", "--steps 4 --seed 1 --optim-clip 2 --resume")
+        .unwrap_err();
+    let told = chain(&error);
+    assert!(told.contains("seed was 0 and is now 1"), "{told}");
+    assert!(told.contains("optim.clip was 1.0 and is now 2.0"), "{told}");
+
+    // Nor can its data, wherever it lies.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let moved = elsewhere.path().join("moved.parquet");
+    fs::copy(&workplace.data, &moved).unwrap();
+    let resume = |data: &Path| train(&args(data, &workplace.run("run"), "--steps 4 --resume"));
+    resume(&moved).unwrap();
+    let other = elsewhere.path().join("other.parquet");
+    write_texts(&other, &texts(61));
+    let error = resume(&other).unwrap_err();
+    assert!(chain(&error).contains("the text of the data"), "{error}");
+}
+
+#[test]
+fn a_new_run_takes_no_used_folder() {
+    let workplace = Workplace::new();
+    workplace
+        .train("run", "--steps 1 --optim-warmup 0")
+        .unwrap();
+    let before = saved_tensors(&workplace.run("run"), 1);
+    let error = workplace
+        .train("run", "--steps 1 --optim-warmup 0")
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            TrainError::RunFolder(RunFolderError::Occupied { .. })
+        ),
+        "{error}"
+    );
+    assert_eq!(saved_tensors(&workplace.run("run"), 1), before);
+    let error = workplace
+        .train("nothing", "--steps 1 --optim-warmup 0 --resume")
+        .unwrap_err();
+    assert!(
+        matches!(error, TrainError::RunFolder(RunFolderError::NoRun { .. })),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_loss_that_is_no_number_stops_with_the_last_good_state_saved() {
+    let workplace = Workplace::new();
+    let error = workplace
+        .train("run", "--steps 9 --optim-lr 1e30")
+        .unwrap_err();
+    let told = chain(&error);
+    assert!(told.starts_with("step 2 failed: the "), "{told}");
+    assert!(told.contains("the optimiser was not run"), "{told}");
+    assert_eq!(checkpoints(&workplace.run("run")), ["step-000001"]);
+}
