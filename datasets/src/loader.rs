@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::hex;
-use crate::pack::{PackReport, Packer, Row};
+use crate::pack::{PackReport, Packer, Piece, Row};
 use crate::report::DatasetReport;
 use crate::shards::{self, Columns, ShardError, ShardReader};
 use crate::store::TokenStore;
@@ -321,7 +321,7 @@ impl Dataset {
         }
         report.train = pack_report(
             &train,
-            &shuffled(&train, options.seed, 0),
+            &shuffled(&train, &mut epoch_rng(options.seed, 0)),
             options.row_tokens,
         );
         report.validation = pack_report(&validation, &in_order(&validation), options.row_tokens);
@@ -356,14 +356,31 @@ impl Dataset {
     /// [`DatasetError::PositionBeyondEpoch`].
     pub fn stream_from(&self, position: Position) -> Result<RowStream, DatasetError> {
         let mut stream = RowStream::at_epoch(self.clone(), position.epoch);
-        // Packing needs only the lengths of documents, so this skips millions of rows a second.
-        let rows = stream.packer.by_ref().take(position.row as usize).count() as u64;
+        let rows = stream.rows.len() as u64;
         if rows < position.row {
             let Position { epoch, row } = position;
             return Err(DatasetError::PositionBeyondEpoch { epoch, row, rows });
         }
         stream.position = position;
         Ok(stream)
+    }
+
+    /// The training rows of an epoch in the order of packing, in which a document longer than a
+    /// row goes on in the next one. A stream gives the same rows in shuffled order.
+    pub fn packed_rows(&self, epoch: u64) -> impl Iterator<Item = Row> + '_ {
+        let Inner { train, options, .. } = &*self.0;
+        let order = shuffled(train, &mut epoch_rng(options.seed, epoch));
+        Packer::new(order.into_iter(), options.row_tokens).map(|pieces| self.training_row(&pieces))
+    }
+
+    fn training_row(&self, pieces: &[Piece]) -> Row {
+        let Inner {
+            train,
+            tokenizer,
+            options,
+            ..
+        } = &*self.0;
+        Row::assemble(pieces, options.row_tokens, train, tokenizer)
     }
 
     /// The validation rows, the same ones in the same order every time.
@@ -424,20 +441,26 @@ impl Dataset {
 }
 
 /// Endless training rows, each epoch in its own shuffled order.
+///
+/// Documents are shuffled before they are packed and rows after it: a long document fills many
+/// rows one after another, which would make poor neighbours in a batch. Memory for an epoch's order
+/// is a few dozen bytes a piece.
 pub struct RowStream {
     dataset: Dataset,
     position: Position,
-    packer: Packer<std::vec::IntoIter<(usize, usize)>>,
+    rows: Vec<Vec<Piece>>,
 }
 
 impl RowStream {
     fn at_epoch(dataset: Dataset, epoch: u64) -> Self {
         let Inner { train, options, .. } = &*dataset.0;
-        let order = shuffled(train, options.seed, epoch);
-        let packer = Packer::new(order.into_iter(), options.row_tokens);
+        let mut rng = epoch_rng(options.seed, epoch);
+        let order = shuffled(train, &mut rng);
+        let mut rows: Vec<_> = Packer::new(order.into_iter(), options.row_tokens).collect();
+        rows.shuffle(&mut rng);
         Self {
             position: Position { epoch, row: 0 },
-            packer,
+            rows,
             dataset,
         }
     }
@@ -454,21 +477,12 @@ impl Iterator for RowStream {
 
     /// Never `None`: an open dataset has training documents.
     fn next(&mut self) -> Option<Row> {
-        let pieces = match self.packer.next() {
-            Some(pieces) => pieces,
-            None => {
-                *self = Self::at_epoch(self.dataset.clone(), self.position.epoch + 1);
-                self.packer.next()?
-            }
-        };
+        if self.position.row as usize == self.rows.len() {
+            *self = Self::at_epoch(self.dataset.clone(), self.position.epoch + 1);
+        }
+        let pieces = self.rows.get(self.position.row as usize)?;
         self.position.row += 1;
-        let Inner {
-            train,
-            tokenizer,
-            options,
-            ..
-        } = &*self.dataset.0;
-        Some(Row::assemble(&pieces, options.row_tokens, train, tokenizer))
+        Some(self.dataset.training_row(pieces))
     }
 }
 
@@ -517,11 +531,15 @@ fn in_order(store: &TokenStore) -> Vec<(usize, usize)> {
 
 /// One stream of the generator per epoch: no two pairs of seed and epoch share an order, as
 /// `seed + epoch` would.
-fn shuffled(store: &TokenStore, seed: u64, epoch: u64) -> Vec<(usize, usize)> {
-    let mut order = in_order(store);
+fn epoch_rng(seed: u64, epoch: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(epoch);
-    order.shuffle(&mut rng);
+    rng
+}
+
+fn shuffled(store: &TokenStore, rng: &mut ChaCha8Rng) -> Vec<(usize, usize)> {
+    let mut order = in_order(store);
+    order.shuffle(rng);
     order
 }
 

@@ -54,7 +54,8 @@ pub fn open(settings: &Settings) -> Result<(Dataset, Option<String>), DataError>
     Ok((Dataset::open(&[path], tokenizer, options)?, corpus))
 }
 
-/// The first `eval.rows` validation rows, in micro-batches of `batch.rows`.
+/// `eval.rows` validation rows, evenly spread so that many documents are among them, in
+/// micro-batches of `batch.rows`.
 ///
 /// # Errors
 /// [`BatchError`].
@@ -63,7 +64,11 @@ pub fn validation_batches(
     settings: &Settings,
     device: Device,
 ) -> Result<Vec<MicroBatch>, BatchError> {
-    let rows: Vec<Row> = dataset.validation_rows().take(settings.eval.rows).collect();
+    let all: Vec<Row> = dataset.validation_rows().collect();
+    let count = settings.eval.rows.min(all.len());
+    let rows: Vec<Row> = (0..count)
+        .map(|i| all[i * all.len() / count].clone())
+        .collect();
     rows.chunks(settings.batch.rows)
         .map(|rows| MicroBatch::new(rows, device))
         .collect()

@@ -69,6 +69,15 @@ fn epochs_hold_the_same_text_in_another_order() {
     let (first, second) = (epoch(0), epoch(1));
     assert_eq!(first.len() as u64, dataset.report().train.rows);
     assert_ne!(first, second);
+    // A stream gives the packed rows, each once, in an order of its own.
+    let packed: Vec<Row> = dataset.packed_rows(0).collect();
+    assert_ne!(first, packed);
+    let sorted = |rows: &[Row]| {
+        let mut rows: Vec<_> = rows.iter().map(|row| row.labels.clone()).collect();
+        rows.sort();
+        rows
+    };
+    assert_eq!(sorted(&first), sorted(&packed));
     assert_eq!(text(first), text(second));
 }
 
