@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use flamia_train::settings::{Settings, SettingsError};
+use flamia_train::settings::{Settings, SettingsError, Start};
 use serde::Deserialize;
 
 use crate::libtorch::{self, Ready};
@@ -20,16 +20,21 @@ use crate::surroundings::Surroundings;
 /// set-up. The trainer checks again, with the settings of the run that it may resume.
 pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
-    match Settings::load(args.iter().cloned()) {
-        Ok(_) => {}
-        // What is left out comes from the run's saved settings then, not from the defaults.
-        Err(SettingsError::Invalid(_)) if args.iter().any(|arg| arg == "--resume") => {}
-        Err(error) => return Ok(error.report()),
+    if let Err(error) = check_settings(args) {
+        return Ok(error.report());
     }
     let ready = libtorch::set_up(here)?;
     let trainer = build_trainer(here, &ready)?;
     say(format_args!("ready in {}", spoken(start.elapsed())));
     become_command(here.command(trainer).args(args))
+}
+
+fn check_settings(args: &[OsString]) -> Result<(), SettingsError> {
+    match Settings::start(args.iter().cloned(), std::env::vars_os())? {
+        // The values that are left out come from the run then.
+        Start::Resume { .. } => Ok(()),
+        Start::New => Settings::load(args.iter().cloned()).map(drop),
+    }
 }
 
 /// Every test of the workspace, in the one profile that all is built in.
