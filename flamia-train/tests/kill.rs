@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::run::{args, checkpoints, saved_tensors, summary, texts, write_texts};
 
-const STEPS: u64 = 150;
+const STEPS: u64 = 120;
 const KILLS: u64 = 20;
 
 struct Workplace {
@@ -32,7 +32,10 @@ impl Workplace {
 
     /// Starts the trainer's own binary, which saves after every step.
     fn start(&self, name: &str, resume: bool) -> Child {
-        let mut more = format!("--steps {STEPS} --checkpoint-every 1 --eval-every 40");
+        let mut more = format!(
+            "--steps {STEPS} --checkpoint-every 1 --eval-every 40 \
+             --attention mxfp8"
+        );
         if resume {
             more += " --resume";
         }
@@ -99,14 +102,19 @@ fn killed_twenty_times_it_ends_with_the_same_weights() {
     let killed = workplace.run("killed");
     let mut in_mid_run = 0;
     for kill in 0..KILLS {
-        let resume = killed.join("settings.toml").exists();
-        let mut child = workplace.start("killed", resume);
+        let before = newest_step(&killed);
+        let mut child = workplace.start("killed", killed.join("settings.toml").exists());
         let told = wait_for_start(&mut child);
-        // From the first moment of the first step to some steps later.
-        std::thread::sleep(Duration::from_millis(kill * 37 % 101));
+        assert!(told.contains("model: "), "it did not start: {told}");
+        // Some die in their first step, the others after one or more saves.
+        let start = Instant::now();
+        while kill % 4 != 0 && newest_step(&killed) == before {
+            assert!(start.elapsed() < Duration::from_secs(30), "no step in 30 s");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(kill * 37 % 41));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(told.contains("model: "), "it did not start: {told}");
         in_mid_run += u64::from((1..STEPS).contains(&newest_step(&killed)));
     }
     assert!(

@@ -113,43 +113,58 @@ fn a_run_learns_and_leaves_its_results() {
 /// an epoch and beyond its end, twice.
 #[test]
 fn a_resumed_run_ends_with_the_same_bits() {
-    let workplace = Workplace::new();
-    let flags = "--steps 24 --checkpoint-every 5 --checkpoint-keep 9";
-    workplace.train("whole", flags).unwrap();
-    let whole = workplace.run("whole");
-    let state = fs::read_to_string(whole.join("checkpoints/step-000024/state.json")).unwrap();
-    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
-    assert!(
-        state["data"]["epoch"].as_u64().unwrap() >= 1,
-        "the run crosses an epoch's end"
-    );
-    assert_ne!(state["data"]["row"], 0);
+    for attention in ["sdpa", "mxfp8"] {
+        let workplace = Workplace::new();
+        let flags =
+            format!("--attention {attention} --steps 24 --checkpoint-every 5 --checkpoint-keep 9");
+        workplace.train("whole", &flags).unwrap();
+        let whole = workplace.run("whole");
+        let state = fs::read(whole.join("checkpoints/step-000024/state.json")).unwrap();
+        let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+        let epoch = state["data"]["epoch"].as_u64().unwrap();
+        assert!(epoch >= 1, "the run crosses no epoch's end");
+        assert_ne!(state["data"]["row"], 0);
 
-    for step in [5, 10, 20] {
-        let name = format!("from {step}");
-        workplace.killed_after("whole", step, &name);
-        workplace
-            .train(&name, &format!("{flags} --resume"))
-            .unwrap();
-        let resumed = workplace.run(&name);
-        assert_eq!(
-            saved_tensors(&resumed, 24),
-            saved_tensors(&whole, 24),
-            "{name}"
-        );
-        for value in [
-            "val_loss_first",
-            "val_loss",
-            "val_loss_best",
-            "train_loss",
-            "tokens",
-        ] {
-            assert_eq!(
-                summary(&resumed)[value],
-                summary(&whole)[value],
-                "{name}: {value}"
-            );
+        for step in [5, 10, 20] {
+            let name = format!("from {step}");
+            workplace.killed_after("whole", step, &name);
+            workplace
+                .train(&name, &format!("{flags} --resume"))
+                .unwrap();
+            let resumed = workplace.run(&name);
+            let same = saved_tensors(&resumed, 24) == saved_tensors(&whole, 24);
+            assert!(same, "{attention}, {name}: other bits");
+            for value in [
+                "val_loss_first",
+                "val_loss",
+                "val_loss_best",
+                "train_loss",
+                "tokens",
+            ] {
+                let (resumed, whole) = (summary(&resumed), summary(&whole));
+                assert_eq!(resumed[value], whole[value], "{attention}, {name}: {value}");
+            }
         }
+    }
+}
+
+#[test]
+fn an_mxfp8_run_shows_what_quantisation_did_in_each_layer() {
+    let workplace = Workplace::new();
+    workplace
+        .train("run", "--attention mxfp8 --steps 3")
+        .unwrap();
+    let curves = curves(&workplace.run("run"));
+    for layer in 0..2 {
+        let flushed = &curves[&format!("attention/layer{layer}/ds_flush_fraction")];
+        assert_eq!(flushed.len(), 3);
+        assert!(flushed.iter().any(|point| point.1 > 0.0), "{flushed:?}");
+        assert!(flushed.iter().all(|point| point.1 < 0.5), "{flushed:?}");
+        let saturated = &curves[&format!("attention/layer{layer}/saturated")];
+        assert!(
+            saturated.iter().all(|point| point.1 == 0.0),
+            "{saturated:?}"
+        );
     }
 }
 

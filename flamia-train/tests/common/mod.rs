@@ -5,8 +5,10 @@ pub mod plain_llama;
 pub mod run;
 
 use flamia_sched::Documents;
+use flamia_train::attention::Attention;
 use flamia_train::checkpoint::{TrainState, Validation};
 use flamia_train::model::{Model, ModelShape, Params};
+use flamia_train::settings::Settings;
 use flamia_train::summary::Versions;
 use tch::{Device, Tensor};
 
@@ -31,6 +33,14 @@ pub fn tiny_shape() -> ModelShape {
 pub fn model(shape: ModelShape, seed: u64) -> Model {
     let params = Params::init(&shape.parameters(0.4), seed, Device::Cpu).unwrap();
     Model { shape, params }
+}
+
+/// The attention of that name, with default numerics.
+pub fn attention(name: &str) -> Attention {
+    Attention::new(&Settings {
+        attention: name.parse().unwrap(),
+        ..Settings::default()
+    })
 }
 
 /// A packed row: tokens, labels within each document (its last token has none), positions.
