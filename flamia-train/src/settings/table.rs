@@ -44,22 +44,22 @@ settings_table! {
         /// The seed of the weights, of the order of documents and of the validation split.
         seed: u64 = 0;
         /// Optimiser steps.
-        steps: usize = 300;
+        steps: usize = 1000;
     }
 
     model: ModelSettings, "Model" {
         /// Width of the residual stream, in features.
-        dim: usize = 256;
+        dim: usize = 128;
         /// Transformer blocks.
         layers: usize = 4;
         /// Query heads per layer.
-        heads: usize = 4;
+        heads: usize = 2;
         /// Key and value heads per layer, a divisor of the query heads (grouped-query attention).
-        kv_heads: usize = 2;
+        kv_heads: usize = 1;
         /// Features per head: 64 or 128.
         head_dim: usize = 64;
         /// Hidden width of the SwiGLU feed-forward layer, in features.
-        ffn_dim: usize = 768;
+        ffn_dim: usize = 384;
         /// Whether the output projection is the embedding table itself.
         tied: bool = true;
         /// Base of the rotary position embedding's wavelengths.
@@ -76,7 +76,7 @@ settings_table! {
         /// Tokens in a packed row.
         ///
         /// A document longer than a row continues in the next one as a piece of its own.
-        row_tokens: usize = 1024;
+        row_tokens: usize = 512;
         /// Packed rows per micro-batch.
         rows: usize = 4;
         /// Micro-batches whose gradients make one optimiser step.
@@ -85,11 +85,11 @@ settings_table! {
 
     optim: OptimSettings, "Optimiser (AdamW)" {
         /// Peak learning rate, per step.
-        lr: f64 = 2e-3;
+        lr: f64 = 4e-3;
         /// The last learning rate as a share of the peak, where the cosine ends.
         min_lr_ratio: f64 = 0.1;
         /// Steps over which the learning rate rises from zero to its peak.
-        warmup: usize = 30;
+        warmup: usize = 40;
         /// Decay of the gradient's running mean, per step.
         beta1: f64 = 0.9;
         /// Decay of the squared gradient's running mean, per step.
@@ -121,16 +121,16 @@ settings_table! {
 
     eval: EvalSettings, "Evaluation" {
         /// Steps between evaluations on the validation documents.
-        every: usize = 50;
+        every: usize = 100;
         /// Packed rows of validation documents to evaluate on.
-        rows: usize = 16;
+        rows: usize = 32;
         /// Share of the documents kept apart for validation, from 0 to 1, both excluded.
         fraction: f64 = 0.05;
     }
 
     checkpoint: CheckpointSettings, "Checkpoints" {
         /// Steps between checkpoints.
-        every: usize = 100;
+        every: usize = 200;
         /// How many of the last checkpoints to keep; the best one is kept besides.
         keep: usize = 2;
     }

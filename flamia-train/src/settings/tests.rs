@@ -14,23 +14,23 @@ attention | --attention | FLAMIA_ATTENTION | mxfp8 | sdpa | 'sdpa'
 device | --device | FLAMIA_DEVICE | auto | cuda:3 | 'cuda:3'
 threads | --threads | FLAMIA_THREADS | 0 | 2 | 2
 seed | --seed | FLAMIA_SEED | 0 | 9223372036854775807 | 9223372036854775807
-steps | --steps | FLAMIA_STEPS | 300 | 1000 | 1000
-model.dim | --model-dim | FLAMIA_MODEL_DIM | 256 | 512 | 512
+steps | --steps | FLAMIA_STEPS | 1000 | 2000 | 2000
+model.dim | --model-dim | FLAMIA_MODEL_DIM | 128 | 512 | 512
 model.layers | --model-layers | FLAMIA_MODEL_LAYERS | 4 | 2 | 2
-model.heads | --model-heads | FLAMIA_MODEL_HEADS | 4 | 8 | 8
-model.kv_heads | --model-kv-heads | FLAMIA_MODEL_KV_HEADS | 2 | 1 | 1
+model.heads | --model-heads | FLAMIA_MODEL_HEADS | 2 | 8 | 8
+model.kv_heads | --model-kv-heads | FLAMIA_MODEL_KV_HEADS | 1 | 2 | 2
 model.head_dim | --model-head-dim | FLAMIA_MODEL_HEAD_DIM | 64 | 128 | 128
-model.ffn_dim | --model-ffn-dim | FLAMIA_MODEL_FFN_DIM | 768 | 96 | 96
+model.ffn_dim | --model-ffn-dim | FLAMIA_MODEL_FFN_DIM | 384 | 96 | 96
 model.tied | --model-tied | FLAMIA_MODEL_TIED | true | false | false
 model.rope_theta | --model-rope-theta | FLAMIA_MODEL_ROPE_THETA | 10000.0 | 500000 | 500000
 model.norm_eps | --model-norm-eps | FLAMIA_MODEL_NORM_EPS | 1e-5 | 1e-6 | 1e-6
 model.init_std | --model-init-std | FLAMIA_MODEL_INIT_STD | 0.02 | 0.01 | 0.01
-batch.row_tokens | --batch-row-tokens | FLAMIA_BATCH_ROW_TOKENS | 1024 | 2 | 2
+batch.row_tokens | --batch-row-tokens | FLAMIA_BATCH_ROW_TOKENS | 512 | 2 | 2
 batch.rows | --batch-rows | FLAMIA_BATCH_ROWS | 4 | 1 | 1
 batch.accumulate | --batch-accumulate | FLAMIA_BATCH_ACCUMULATE | 1 | 8 | 8
-optim.lr | --optim-lr | FLAMIA_OPTIM_LR | 0.002 | 3e-4 | 3e-4
+optim.lr | --optim-lr | FLAMIA_OPTIM_LR | 0.004 | 3e-4 | 3e-4
 optim.min_lr_ratio | --optim-min-lr-ratio | FLAMIA_OPTIM_MIN_LR_RATIO | 0.1 | 0 | 0
-optim.warmup | --optim-warmup | FLAMIA_OPTIM_WARMUP | 30 | 0 | 0
+optim.warmup | --optim-warmup | FLAMIA_OPTIM_WARMUP | 40 | 0 | 0
 optim.beta1 | --optim-beta1 | FLAMIA_OPTIM_BETA1 | 0.9 | 0.8 | 0.8
 optim.beta2 | --optim-beta2 | FLAMIA_OPTIM_BETA2 | 0.95 | 0.99 | 0.99
 optim.eps | --optim-eps | FLAMIA_OPTIM_EPS | 1e-8 | 1e-6 | 1e-6
@@ -41,10 +41,10 @@ kernel.hadamard | --kernel-hadamard | FLAMIA_KERNEL_HADAMARD | auto | off | 'off
 kernel.dq | --kernel-dq | FLAMIA_KERNEL_DQ | fp16 | fp32 | 'fp32'
 kernel.c | --kernel-c | FLAMIA_KERNEL_C | 4 | 3 | 3
 kernel.tau | --kernel-tau | FLAMIA_KERNEL_TAU | 4.0 | 4.5 | 4.5
-eval.every | --eval-every | FLAMIA_EVAL_EVERY | 50 | 10 | 10
-eval.rows | --eval-rows | FLAMIA_EVAL_ROWS | 16 | 1 | 1
+eval.every | --eval-every | FLAMIA_EVAL_EVERY | 100 | 10 | 10
+eval.rows | --eval-rows | FLAMIA_EVAL_ROWS | 32 | 1 | 1
 eval.fraction | --eval-fraction | FLAMIA_EVAL_FRACTION | 0.05 | 0.5 | 0.5
-checkpoint.every | --checkpoint-every | FLAMIA_CHECKPOINT_EVERY | 100 | 7 | 7
+checkpoint.every | --checkpoint-every | FLAMIA_CHECKPOINT_EVERY | 200 | 7 | 7
 checkpoint.keep | --checkpoint-keep | FLAMIA_CHECKPOINT_KEEP | 2 | 1 | 1
 log.every | --log-every | FLAMIA_LOG_EVERY | 1 | 5 | 5";
 
@@ -135,7 +135,7 @@ fn every_setting_can_be_spelled_as_flag_variable_and_toml() {
 #[test]
 fn values_land_in_their_fields() {
     let file =
-        Toml::new("seed = 7\n[model]\nkv_heads = 4\nrope_theta = 500000\n[optim]\nbeta1 = 0.8");
+        Toml::new("seed = 7\n[model]\nkv_heads = 2\nrope_theta = 500000\n[optim]\nbeta1 = 0.8");
     let settings = file
         .load(
             &["--device", "cuda", "--model-tied", "false", "--out", "here"],
@@ -147,7 +147,7 @@ fn values_land_in_their_fields() {
         device: Device::Cuda(0),
         out: Some("here".into()),
         model: ModelSettings {
-            kv_heads: 4,
+            kv_heads: 2,
             rope_theta: 500_000.0,
             tied: false,
             ..ModelSettings::default()
@@ -330,7 +330,7 @@ fn broken_rules_name_the_fields_the_values_and_the_fix() {
     );
     assert_eq!(
         error(load(&["--steps", "20"], &[])),
-        "steps = 20 (flag --steps) and optim.warmup = 30: \
+        "steps = 20 (flag --steps) and optim.warmup = 40: \
          the warm-up would be longer than the run; give --optim-warmup 2, or more --steps",
     );
     let bound = error(load(&["--kernel-c", "8", "--kernel-tau", "2"], &[]));
@@ -347,12 +347,12 @@ fn broken_rules_name_the_fields_the_values_and_the_fix() {
 #[test]
 fn every_range_is_checked_at_its_ends() {
     for (flag, refused, taken) in [
-        ("--steps", "0", "30"),
+        ("--steps", "0", "40"),
         ("--model-dim", "0", "1"),
         ("--model-layers", "0", "1"),
         ("--model-heads", "0", "2"),
         ("--model-kv-heads", "0", "1"),
-        ("--model-kv-heads", "3", "4"),
+        ("--model-kv-heads", "3", "2"),
         ("--model-head-dim", "96", "128"),
         ("--model-ffn-dim", "0", "1"),
         ("--model-rope-theta", "0", "1"),
@@ -368,7 +368,7 @@ fn every_range_is_checked_at_its_ends() {
         ("--optim-beta1", "1", "0"),
         ("--optim-beta2", "1", "0.999"),
         ("--optim-min-lr-ratio", "1.01", "1"),
-        ("--optim-warmup", "301", "300"),
+        ("--optim-warmup", "1001", "1000"),
         ("--eval-every", "0", "1"),
         ("--eval-rows", "0", "1"),
         ("--eval-fraction", "0", "0.01"),
