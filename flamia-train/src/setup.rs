@@ -20,7 +20,7 @@ use crate::optim::{AdamW, AdamWConfig};
 use crate::resume;
 use crate::run_folder::{RUNS, RunFolder, RunFolderError};
 use crate::schedule::Schedule;
-use crate::settings::{Settings, Start};
+use crate::settings::{self, Settings, Start};
 use crate::stop::Stop;
 use crate::summary::{Versions, cpu_name};
 use crate::terminal::Progress;
@@ -77,6 +77,13 @@ impl Trainer {
         let model = build_model(&settings, dataset.tokenizer().vocab_size(), device)?;
         let mut optimizer = AdamW::new(adamw(&settings), &model.params)?;
         let mut notes = vec![format!("device: {device_words}")];
+        if device != Device::Cpu && settings.attention != settings::Attention::Sdpa {
+            notes.push(format!(
+                "attention: {} has no GPU kernel yet and runs on the CPU, which is slow; \
+                 --attention sdpa stays on the GPU",
+                settings.attention
+            ));
+        }
         notes.extend(corpus);
         notes.push(dataset.report().to_string());
         notes.push(format!("model: {} parameters", model.params.count()));
