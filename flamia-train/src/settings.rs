@@ -124,7 +124,18 @@ impl Settings {
         }
         let mut settings: Self = builder.build()?.try_deserialize()?;
         settings.origins = layers.into_iter().flat_map(Layer::into_origins).collect();
+        settings.shorten_warmup();
         Ok(settings)
+    }
+
+    /// A short run should not need a second flag: where nobody chose the warm-up, it is a fifth of
+    /// a run that is shorter than it.
+    fn shorten_warmup(&mut self) {
+        if self.origin("optim.warmup").is_none() && self.optim.warmup > self.steps {
+            self.optim.warmup = self.steps / 5;
+            self.origins
+                .insert("optim.warmup".into(), "a fifth of the steps".into());
+        }
     }
 
     /// The settings as a TOML file that loads to the same settings.

@@ -24,13 +24,13 @@ model.ffn_dim | --model-ffn-dim | FLAMIA_MODEL_FFN_DIM | 384 | 96 | 96
 model.tied | --model-tied | FLAMIA_MODEL_TIED | true | false | false
 model.rope_theta | --model-rope-theta | FLAMIA_MODEL_ROPE_THETA | 10000.0 | 500000 | 500000
 model.norm_eps | --model-norm-eps | FLAMIA_MODEL_NORM_EPS | 1e-5 | 1e-6 | 1e-6
-model.init_std | --model-init-std | FLAMIA_MODEL_INIT_STD | 0.02 | 0.01 | 0.01
+model.init_std | --model-init-std | FLAMIA_MODEL_INIT_STD | 0.05 | 0.01 | 0.01
 batch.row_tokens | --batch-row-tokens | FLAMIA_BATCH_ROW_TOKENS | 512 | 2 | 2
 batch.rows | --batch-rows | FLAMIA_BATCH_ROWS | 4 | 1 | 1
 batch.accumulate | --batch-accumulate | FLAMIA_BATCH_ACCUMULATE | 1 | 8 | 8
-optim.lr | --optim-lr | FLAMIA_OPTIM_LR | 0.004 | 3e-4 | 3e-4
+optim.lr | --optim-lr | FLAMIA_OPTIM_LR | 0.002 | 3e-4 | 3e-4
 optim.min_lr_ratio | --optim-min-lr-ratio | FLAMIA_OPTIM_MIN_LR_RATIO | 0.1 | 0 | 0
-optim.warmup | --optim-warmup | FLAMIA_OPTIM_WARMUP | 40 | 0 | 0
+optim.warmup | --optim-warmup | FLAMIA_OPTIM_WARMUP | 150 | 0 | 0
 optim.beta1 | --optim-beta1 | FLAMIA_OPTIM_BETA1 | 0.9 | 0.8 | 0.8
 optim.beta2 | --optim-beta2 | FLAMIA_OPTIM_BETA2 | 0.95 | 0.99 | 0.99
 optim.eps | --optim-eps | FLAMIA_OPTIM_EPS | 1e-8 | 1e-6 | 1e-6
@@ -42,7 +42,7 @@ kernel.dq | --kernel-dq | FLAMIA_KERNEL_DQ | fp16 | fp32 | 'fp32'
 kernel.c | --kernel-c | FLAMIA_KERNEL_C | 4 | 3 | 3
 kernel.tau | --kernel-tau | FLAMIA_KERNEL_TAU | 4.0 | 4.5 | 4.5
 eval.every | --eval-every | FLAMIA_EVAL_EVERY | 100 | 10 | 10
-eval.rows | --eval-rows | FLAMIA_EVAL_ROWS | 32 | 1 | 1
+eval.rows | --eval-rows | FLAMIA_EVAL_ROWS | 64 | 1 | 1
 eval.fraction | --eval-fraction | FLAMIA_EVAL_FRACTION | 0.05 | 0.5 | 0.5
 checkpoint.every | --checkpoint-every | FLAMIA_CHECKPOINT_EVERY | 200 | 7 | 7
 checkpoint.keep | --checkpoint-keep | FLAMIA_CHECKPOINT_KEEP | 2 | 1 | 1
@@ -177,6 +177,18 @@ fn flags_win_over_the_environment_over_the_file_over_defaults() {
     assert_eq!(settings.origin("steps"), Some("flag --steps"));
     assert_eq!(settings.origin("seed"), Some("environment FLAMIA_SEED"));
     assert_eq!(settings.origin("batch.rows"), None);
+}
+
+#[test]
+fn a_short_run_has_a_short_warm_up() {
+    let settings = load(&["--steps", "20"], &[]).unwrap();
+    assert_eq!(settings.optim.warmup, 4);
+    assert_eq!(
+        settings.origin("optim.warmup"),
+        Some("a fifth of the steps")
+    );
+    let settings = load(&["--steps", "150"], &[]).unwrap();
+    assert_eq!(settings.optim.warmup, 150);
 }
 
 #[test]
@@ -329,8 +341,8 @@ fn broken_rules_name_the_fields_the_values_and_the_fix() {
          give --model-kv-heads one of 1, 2, 3, 6",
     );
     assert_eq!(
-        error(load(&["--steps", "20"], &[])),
-        "steps = 20 (flag --steps) and optim.warmup = 40: \
+        error(load(&["--steps", "20", "--optim-warmup", "21"], &[])),
+        "steps = 20 (flag --steps) and optim.warmup = 21 (flag --optim-warmup): \
          the warm-up would be longer than the run; give --optim-warmup 2, or more --steps",
     );
     let bound = error(load(&["--kernel-c", "8", "--kernel-tau", "2"], &[]));
@@ -347,7 +359,7 @@ fn broken_rules_name_the_fields_the_values_and_the_fix() {
 #[test]
 fn every_range_is_checked_at_its_ends() {
     for (flag, refused, taken) in [
-        ("--steps", "0", "40"),
+        ("--steps", "0", "1"),
         ("--model-dim", "0", "1"),
         ("--model-layers", "0", "1"),
         ("--model-heads", "0", "2"),
