@@ -151,8 +151,9 @@ fn a_resumed_run_ends_with_the_same_bits() {
 #[test]
 fn an_mxfp8_run_shows_what_quantisation_did_in_each_layer() {
     let workplace = Workplace::new();
+    // Wide weights, so that scores are uneven and some of dS is small beside the rest.
     workplace
-        .train("run", "--attention mxfp8 --steps 3")
+        .train("run", "--attention mxfp8 --steps 3 --model-init-std 0.3")
         .unwrap();
     let curves = curves(&workplace.run("run"));
     for layer in 0..2 {
