@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::run::{args, checkpoints, saved_tensors, summary, texts, write_texts};
 
-const STEPS: u64 = 120;
+/// More than twenty kills can outrun on a fast machine.
+const STEPS: u64 = 240;
 const KILLS: u64 = 20;
 
 struct Workplace {
