@@ -134,7 +134,7 @@ impl Settings {
         if self.origin("optim.warmup").is_none() && self.optim.warmup > self.steps {
             self.optim.warmup = self.steps / 5;
             self.origins
-                .insert("optim.warmup".into(), "a fifth of the steps".into());
+                .insert("optim.warmup", "a fifth of the steps".into());
         }
     }
 
