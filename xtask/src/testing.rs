@@ -1,9 +1,10 @@
 //! A made-up machine: a temporary workspace, and a PATH that holds what a test puts there.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::surroundings::Surroundings;
 
@@ -46,7 +47,16 @@ impl Machine {
     }
 
     pub fn script_at(&self, relative: &str, body: &str) -> PathBuf {
-        let path = self.file(relative, &format!("#!/bin/sh\n{body}\n"));
+        let path = self.path(relative);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // Written by another process: what is open here for writing, a child that another test
+        // starts meanwhile has open too, and then the script cannot be run ("text file busy").
+        let written = Command::new("/bin/sh")
+            .args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" > "$0""#])
+            .args([path.as_os_str(), OsStr::new(body)])
+            .status()
+            .unwrap();
+        assert!(written.success());
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path
     }
