@@ -4,33 +4,17 @@
 mod common;
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use common::run::{args, checkpoints, saved_tensors, summary, texts, write_texts};
+use common::run::{Workplace, args, checkpoints, saved_tensors, summary};
 
 /// More than twenty kills can outrun on a fast machine.
 const STEPS: u64 = 240;
 const KILLS: u64 = 20;
 
-struct Workplace {
-    folder: tempfile::TempDir,
-    data: PathBuf,
-}
-
 impl Workplace {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let data = folder.path().join("corpus.parquet");
-        write_texts(&data, &texts(60));
-        Self { folder, data }
-    }
-
-    fn run(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
     /// Starts the trainer's own binary, which saves after every step.
     fn start(&self, name: &str, resume: bool) -> Child {
         let mut more = format!(

@@ -5,31 +5,17 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use common::run::{args, checkpoints, saved_tensors, summary, texts, train, write_texts};
+use common::run::{
+    Workplace, args, checkpoints, saved_tensors, summary, texts, train, write_texts,
+};
 use flamia_train::error::{TrainError, chain};
 use flamia_train::run_folder::RunFolderError;
 use flamia_train::tensorboard::read_events;
 use flamia_train::trainer::Outcome;
 
-struct Workplace {
-    folder: tempfile::TempDir,
-    data: PathBuf,
-}
-
 impl Workplace {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let data = folder.path().join("corpus.parquet");
-        write_texts(&data, &texts(60));
-        Self { folder, data }
-    }
-
-    fn run(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
     fn train(&self, name: &str, more: &str) -> Result<Outcome, TrainError> {
         train(&args(&self.data, &self.run(name), more))
     }

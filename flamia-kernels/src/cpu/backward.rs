@@ -127,13 +127,7 @@ impl<S: BlockScheme> Task for QueryHead<'_, S> {
                 }
                 counts += self.scheme.round_ds(&mut ds, width);
 
-                let shape = Shape {
-                    m: width,
-                    n: dim,
-                    k: PAD,
-                    c_stride: dim,
-                    b_stride: dim,
-                };
+                let shape = Shape::of_rows(width, PAD, dim);
                 let d_o = self.d_o.from(row);
                 let dv = &mut dv.data[block.key * dim..];
                 G::accumulate(dv, Operand::transposed(&p, TILE), d_o, shape);
@@ -143,13 +137,7 @@ impl<S: BlockScheme> Task for QueryHead<'_, S> {
 
                 partial.fill(S::Real::ZERO);
                 let k = kv.k.from(block.key);
-                let shape = Shape {
-                    m: PAD,
-                    n: dim,
-                    k: width,
-                    c_stride: dim,
-                    b_stride: dim,
-                };
+                let shape = Shape::of_rows(PAD, width, dim);
                 G::accumulate(&mut partial, Operand::rows(&ds, TILE), k, shape);
                 let dq = &mut dq.data[row * dim..][..PAD * dim];
                 self.scheme

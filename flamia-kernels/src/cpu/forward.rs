@@ -84,13 +84,7 @@ impl<S: BlockScheme> Task for QueryTile<'_, S> {
                     output.saturated += self.scheme.round_p(p);
                 }
                 let v = self.v.from(block.key);
-                let shape = Shape {
-                    m: PAD,
-                    n: dim,
-                    k: width,
-                    c_stride: dim,
-                    b_stride: dim,
-                };
+                let shape = Shape::of_rows(PAD, width, dim);
                 G::accumulate(o, Operand::rows(&p, TILE), v, shape);
             }
 

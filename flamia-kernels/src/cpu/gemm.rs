@@ -52,6 +52,20 @@ pub(crate) struct Shape {
     pub b_stride: usize,
 }
 
+impl Shape {
+    /// `m` rows of C, each a combination of `k` rows of B; rows of both are `dim` long and dense.
+    #[inline(always)]
+    pub fn of_rows(m: usize, k: usize, dim: usize) -> Self {
+        Self {
+            m,
+            n: dim,
+            k,
+            c_stride: dim,
+            b_stride: dim,
+        }
+    }
+}
+
 /// Products for an instruction set.
 pub(crate) trait Gemm {
     /// `C += A · B`, with `C` at `c[row * c_stride + col]` and `B` at `b[row * b_stride + col]`.

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
@@ -39,6 +39,25 @@ pub fn write_texts(path: &Path, texts: &[String]) {
         ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), None).unwrap();
     writer.write(&batch).unwrap();
     writer.close().unwrap();
+}
+
+/// A folder with a shard of 60 short documents, in which runs have names.
+pub struct Workplace {
+    folder: tempfile::TempDir,
+    pub data: PathBuf,
+}
+
+impl Workplace {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("corpus.parquet");
+        write_texts(&data, &texts(60));
+        Self { folder, data }
+    }
+
+    pub fn run(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
 }
 
 /// The flags of a tiny run, `more` last.

@@ -102,13 +102,7 @@ impl QueryTile<'_> {
                 // A fresh accumulator per tile, promoted into FP32.
                 tile_o.fill(0.0);
                 let v = self.kv.v.rows.from(block.key);
-                let shape = Shape {
-                    m: PAD,
-                    n: dim,
-                    k: width,
-                    c_stride: dim,
-                    b_stride: dim,
-                };
+                let shape = Shape::of_rows(PAD, width, dim);
                 G::accumulate(&mut tile_o, Operand::rows(&p, TILE), v, shape);
                 for (o, tile) in o.iter_mut().zip(&tile_o) {
                     *o += *tile;

@@ -115,17 +115,6 @@ impl KeyHead<'_> {
 /// The blocks of a step; `None` for one that sees none of the keys.
 type Blocks = [Option<Block>; QUERIES / PAD];
 
-/// The product of a block's transposed [`PAD`] x `width` tile with [`PAD`] rows of `dim`.
-fn contraction(block: &Block, dim: usize) -> Shape {
-    Shape {
-        m: block.width,
-        n: dim,
-        k: PAD,
-        c_stride: dim,
-        b_stride: dim,
-    }
-}
-
 /// dV of a key tile in units of 2^(8 + reference).
 struct ValueAccumulator<'a> {
     dv: &'a mut [f32],
@@ -175,7 +164,7 @@ impl ValueAccumulator<'_> {
                 clamped += round_codes(row);
             }
             let (a, b) = (Operand::transposed(p, TILE), head.d_o.rows.from(block.row));
-            G::accumulate(self.dv, a, b, contraction(block, self.dim));
+            G::accumulate(self.dv, a, b, Shape::of_rows(block.width, PAD, self.dim));
         }
         clamped
     }
@@ -245,7 +234,7 @@ impl KeyAccumulator<'_> {
                 kept += count_nonzero(row);
             }
             let (a, b) = (Operand::transposed(ds, TILE), head.q.rows.from(block.row));
-            G::accumulate(self.dk, a, b, contraction(block, self.dim));
+            G::accumulate(self.dk, a, b, Shape::of_rows(block.width, PAD, self.dim));
         }
         counts.ds_flushed = counts.ds_nonzero - kept;
         counts

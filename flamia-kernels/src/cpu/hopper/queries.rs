@@ -68,13 +68,7 @@ impl QueryHead<'_> {
                     }
                     let k = self.kv.k.rows.from(block.key);
                     let ds = Operand::rows(&ds, TILE);
-                    let shape = Shape {
-                        m: PAD,
-                        n: dim,
-                        k: block.width,
-                        c_stride: dim,
-                        b_stride: dim,
-                    };
+                    let shape = Shape::of_rows(PAD, block.width, dim);
                     G::accumulate(dq, ds, k, shape);
                 }
                 for (reference, dq) in references.iter().zip(dq.chunks_exact_mut(dim)) {
