@@ -1,5 +1,7 @@
 //! What can be wrong with a call.
 
+use crate::options::Exponential;
+
 /// Why an attention call was refused. Nothing was computed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -91,6 +93,26 @@ pub enum AttentionError {
         value: f64,
         /// What is allowed.
         range: &'static str,
+    },
+    /// Options that do not go together.
+    #[error("{what} does not go with {with}: {instead}")]
+    Combination {
+        /// The option.
+        what: String,
+        /// What it does not go with.
+        with: String,
+        /// What to do.
+        instead: &'static str,
+    },
+    /// An approximate exponential in a call that is differentiated.
+    #[error(
+        "the {exponential} exponential is for inference only: the backward pass rebuilds the \
+         forward's probabilities, and would have to approximate them the same way, which costs more \
+         than the forward gains; train with `exact` or `polynomial`"
+    )]
+    InferenceOnly {
+        /// The exponential asked for.
+        exponential: Exponential,
     },
     /// No such option value.
     #[error("{what} {name:?} is not known: use one of {known:?}")]

@@ -28,6 +28,9 @@ mod view;
 
 pub use error::AttentionError;
 pub use flamia_sched::Mask;
-pub use options::{DqAccumulator, Hadamard, MmaAccumulator, Options, Path, Profile};
+pub use options::{
+    Ablation, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard, MmaAccumulator,
+    OperandScales, Options, Path, Polynomial, Profile, ValueScales,
+};
 pub use stats::{Stats, StatsSnapshot};
 pub use view::{Element, TensorView};

@@ -16,6 +16,22 @@ pub enum Path {
     /// MXFP8: E4M3 operands with one exponent per 32 tokens, E4M3 probabilities at a fixed scale,
     /// E4M3 dS with its own exponents. Outputs are BF16 values.
     Mxfp8,
+    /// Mixed NVFP4/FP8: scores and their recomputation from Q and K in NVFP4 (one scale per 16
+    /// features of a token); everything else as in `mxfp8`.
+    Nvfp4,
+    /// All 4-bit: scores in NVFP4, every other operand in MXFP4 (E2M1 with one power of two per 32
+    /// elements of the contraction), P and dS included.
+    Fp4,
+}
+
+impl Path {
+    /// Every path.
+    pub const ALL: [Path; 4] = [Path::Reference, Path::Mxfp8, Path::Nvfp4, Path::Fp4];
+
+    /// Whether operands are rounded.
+    pub fn is_low_bit(self) -> bool {
+        self != Path::Reference
+    }
 }
 
 /// How block scales enter the matrix products.
@@ -37,6 +53,9 @@ pub enum DqAccumulator {
     /// ‖dO‖, ‖V‖ and |K| of the document and head (paper, appendix A.4).
     #[default]
     Fp16,
+    /// FP16 with one power of two per query row, sized from its own ‖dO‖ and from the largest ‖V‖
+    /// and |K| up to the last key it sees: no later key can show in it. One of the exact options.
+    Fp16Causal,
     /// FP32.
     Fp32,
 }
@@ -64,6 +83,149 @@ pub enum Hadamard {
     Off,
 }
 
+/// What the scale of an operand covers, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum OperandScales {
+    /// 32 tokens of the document: a later one can re-round those before it in its block.
+    #[default]
+    Block,
+    /// One token. One of the exact options. Where such an operand is contracted over tokens, its
+    /// scales are folded into the other operand before that is rounded.
+    Token,
+}
+
+/// What an exponent of dS covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum DsExponent {
+    /// 32 queries by 32 keys.
+    #[default]
+    Square,
+    /// 32 entries along the contraction of one row of the product: of one query row for dQ, of one
+    /// key row for dK, which then read two roundings of dS. One of the exact options. `fp4` has no
+    /// other.
+    Row,
+}
+
+/// How 2^x is evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Exponential {
+    /// Within one unit in the last place of FP32.
+    #[default]
+    Exact,
+    /// A share of the entries by a polynomial of low degree whose argument is clamped, as the
+    /// kernels do on the FMA pipeline; see [`Polynomial`].
+    Polynomial,
+    /// Mitchell-P (paper, appendix C.1), for a 4-bit P. Inference only.
+    MitchellP,
+    /// Schraudolph's (paper, appendix C.2) for five of every eight pairs, for an 8-bit P. Inference
+    /// only.
+    Schraudolph,
+}
+
+impl Exponential {
+    /// Whether it may not be trained through: the backward pass would have to rebuild the forward's
+    /// probabilities with the same approximation, which costs more than the forward gains.
+    pub fn is_inference_only(self) -> bool {
+        matches!(self, Exponential::MitchellP | Exponential::Schraudolph)
+    }
+}
+
+/// Which exponentials a polynomial evaluates, and how well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Polynomial {
+    /// Degree, 2 to 5: largest relative error 1.7e-3, 8.8e-5, 3.6e-6 and 1.8e-7.
+    pub degree: u32,
+    /// Of every eight pairs of neighbouring keys, how many; 0 to 8.
+    pub eighths: u32,
+}
+
+impl Default for Polynomial {
+    fn default() -> Self {
+        Self {
+            degree: 3,
+            eighths: 4,
+        }
+    }
+}
+
+/// Where the V of `fp4`'s P·V has one scale per key instead of one per 32 keys and feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum ValueScales {
+    /// On the diagonal 128x128 tiles, where a group of keys can straddle the causal boundary; under
+    /// the full mask, which has no such tile, nowhere.
+    #[default]
+    Diagonal,
+    /// On every tile.
+    Everywhere,
+}
+
+/// How `fp4` rounds the dS operand of dK; every other rounding is to nearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum DkRounding {
+    /// To nearest, ties to even.
+    #[default]
+    Nearest,
+    /// Up or down at random, unbiased; the bits follow from [`Options::seed`] and from the entry's
+    /// head, query and key in its document (paper, appendix A.5).
+    Stochastic,
+}
+
+/// A defect to study: what the paper reports to leak or to destabilise training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ablation {
+    /// `fp4`: per-key V scales on the diagonal of 256x256 tiles in the forward pass, of 128x128 ones
+    /// in the backward pass.
+    Tiling,
+    /// D from the unquantised dO, dP from the quantised one.
+    UnquantisedD,
+    /// 4-bit P in the forward pass, 8-bit P in the backward pass.
+    P4Forward,
+    /// The bit-level exponential of the path in the forward pass, the exact one in the backward
+    /// pass.
+    ExpForward,
+    /// Power-of-two scales by the MX specification's floor rule, which clamps the largest elements.
+    FloorExponents,
+    /// One FP32 scale for the whole packed tensor, for each of Q, K, V and dO.
+    PerTensor,
+    /// `fp4`: V in groups of 32 keys across the causal boundary too.
+    GroupedV,
+    /// A polynomial exponential of every entry without the clamp of its argument.
+    UnclampedPolynomial,
+    /// No check of c + tau: probabilities may saturate.
+    Saturate,
+}
+
+impl Ablation {
+    /// Every ablation.
+    pub const ALL: [Ablation; 9] = [
+        Ablation::Tiling,
+        Ablation::UnquantisedD,
+        Ablation::P4Forward,
+        Ablation::ExpForward,
+        Ablation::FloorExponents,
+        Ablation::PerTensor,
+        Ablation::GroupedV,
+        Ablation::UnclampedPolynomial,
+        Ablation::Saturate,
+    ];
+
+    /// Whether it changes anything on `path`.
+    pub fn applies_to(self, path: Path) -> bool {
+        match self {
+            Ablation::Tiling | Ablation::GroupedV => path == Path::Fp4,
+            Ablation::Saturate => matches!(path, Path::Mxfp8 | Path::Nvfp4),
+            _ => path.is_low_bit(),
+        }
+    }
+
+    /// What whoever runs with it should be told.
+    pub fn warning(self) -> String {
+        format!(
+            "`ablate = {self}` makes attention wrong on purpose; the results are for study only"
+        )
+    }
+}
+
 macro_rules! named {
     ($type:ty, $($variant:path => $name:literal),+ $(,)?) => {
         impl fmt::Display for $type {
@@ -88,11 +250,49 @@ macro_rules! named {
     };
 }
 
-named!(Path, Path::Reference => "reference", Path::Mxfp8 => "mxfp8");
+named!(
+    Path,
+    Path::Reference => "reference",
+    Path::Mxfp8 => "mxfp8",
+    Path::Nvfp4 => "nvfp4",
+    Path::Fp4 => "fp4",
+);
 named!(Profile, Profile::BlockScaled => "block-scaled", Profile::Hopper => "hopper");
-named!(DqAccumulator, DqAccumulator::Fp16 => "fp16", DqAccumulator::Fp32 => "fp32");
+named!(
+    DqAccumulator,
+    DqAccumulator::Fp16 => "fp16",
+    DqAccumulator::Fp16Causal => "fp16-causal",
+    DqAccumulator::Fp32 => "fp32",
+);
 named!(MmaAccumulator, MmaAccumulator::Fp32 => "fp32", MmaAccumulator::Hopper => "hopper");
 named!(Hadamard, Hadamard::Auto => "auto", Hadamard::On => "on", Hadamard::Off => "off");
+named!(OperandScales, OperandScales::Block => "block", OperandScales::Token => "token");
+named!(DsExponent, DsExponent::Square => "square", DsExponent::Row => "row");
+named!(
+    Exponential,
+    Exponential::Exact => "exact",
+    Exponential::Polynomial => "polynomial",
+    Exponential::MitchellP => "mitchell-p",
+    Exponential::Schraudolph => "schraudolph",
+);
+named!(
+    ValueScales,
+    ValueScales::Diagonal => "diagonal",
+    ValueScales::Everywhere => "everywhere",
+);
+named!(DkRounding, DkRounding::Nearest => "nearest", DkRounding::Stochastic => "stochastic");
+named!(
+    Ablation,
+    Ablation::Tiling => "tiling",
+    Ablation::UnquantisedD => "unquantised-d",
+    Ablation::P4Forward => "p4-forward",
+    Ablation::ExpForward => "exp-forward",
+    Ablation::FloorExponents => "floor-exponents",
+    Ablation::PerTensor => "per-tensor",
+    Ablation::GroupedV => "grouped-v",
+    Ablation::UnclampedPolynomial => "unclamped-polynomial",
+    Ablation::Saturate => "saturate",
+);
 
 /// Everything about a call but its tensors.
 ///
@@ -103,6 +303,10 @@ named!(Hadamard, Hadamard::Auto => "auto", Hadamard::On => "on", Hadamard::Off =
 /// let mut options = Options::new(Path::Mxfp8, Mask::Causal);
 /// options.profile = Profile::Hopper;
 /// options.validate(128).unwrap();
+///
+/// // No trace of a later token in an earlier result.
+/// let exact = Options::new(Path::Nvfp4, Mask::Causal).exact();
+/// exact.validate(96).unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
@@ -119,20 +323,42 @@ pub struct Options {
     /// Probabilities are multiplied by 2^c before they are rounded to E4M3.
     pub c: i32,
     /// The running maximum is replaced only when a tile exceeds it by more than `tau`, in powers
-    /// of two.
+    /// of two. 0 is the exact running maximum.
     pub tau: f32,
     /// Partial sums of dQ; the `hopper` profile accumulates in FP32 whatever is asked here.
     pub dq: DqAccumulator,
+    /// What a scale of Q, K, V or dO covers.
+    pub operand_scales: OperandScales,
+    /// What an exponent of dS covers.
+    pub ds_exponent: DsExponent,
+    /// How probabilities are evaluated, in both passes.
+    pub exponential: Exponential,
+    /// Degree and share of [`Exponential::Polynomial`].
+    pub polynomial: Polynomial,
+    /// `fp4`: where V has per-key scales, folded into P.
+    pub value_scales: ValueScales,
+    /// `fp4`: whether dP reads V with the forward's per-key scales on the tiles where P·V does.
+    pub v_fold: bool,
+    /// `fp4`: whether dQ reads K with per-key scales, folded into dS, instead of groups of 32 keys,
+    /// which leak within their group.
+    pub k_fold: bool,
+    /// `fp4`: rounding of the dS operand of dK.
+    pub dk_rounding: DkRounding,
+    /// Seed of stochastic rounding. A training run takes another one for every call.
+    pub seed: u64,
     /// The `hopper` profile lowers a running reference of dS when a tile falls under 2^-h of the
     /// largest code.
     pub hysteresis: i32,
     /// The accumulator of the `hopper` profile's products.
     pub accumulator: MmaAccumulator,
+    /// A defect to study; print [`Ablation::warning`] wherever one is switched on.
+    pub ablate: Option<Ablation>,
 }
 
 impl Options {
     /// The defaults of `path`.
     pub fn new(path: Path, mask: Mask) -> Self {
+        let fp4 = path == Path::Fp4;
         Self {
             path,
             mask,
@@ -142,8 +368,36 @@ impl Options {
             c: 4,
             tau: 4.0,
             dq: DqAccumulator::default(),
+            operand_scales: OperandScales::default(),
+            ds_exponent: DsExponent::default(),
+            exponential: Exponential::default(),
+            polynomial: Polynomial::default(),
+            value_scales: ValueScales::default(),
+            v_fold: fp4,
+            k_fold: fp4,
+            dk_rounding: if fp4 {
+                DkRounding::Stochastic
+            } else {
+                DkRounding::Nearest
+            },
+            seed: 0,
             hysteresis: 3,
             accumulator: MmaAccumulator::default(),
+            ablate: None,
+        }
+    }
+
+    /// With all exact options on: results of earlier positions are bitwise independent of later
+    /// ones (paper, appendices A.3 and A.4).
+    pub fn exact(self) -> Self {
+        let fp4 = self.path == Path::Fp4;
+        Self {
+            operand_scales: OperandScales::Token,
+            ds_exponent: DsExponent::Row,
+            dq: DqAccumulator::Fp16Causal,
+            v_fold: fp4,
+            k_fold: fp4,
+            ..self
         }
     }
 
@@ -151,49 +405,140 @@ impl Options {
     ///
     /// # Errors
     /// A head dimension that the path lacks; `c + tau` past log2(448), where probabilities would
-    /// saturate without a trace (paper, appendix B.1); a scale or `tau` that is not a number.
+    /// saturate without a trace (paper, appendix B.1); a number out of its range; options that do
+    /// not go together.
     pub fn validate(&self, head_dim: usize) -> Result<(), AttentionError> {
-        if !matches!(head_dim, 64 | 128) {
+        let hopper = self.path == Path::Mxfp8 && self.profile == Profile::Hopper;
+        let supported: &[usize] = if hopper {
+            &[64, 128]
+        } else {
+            &[64, 96, 128, 256]
+        };
+        if !supported.contains(&head_dim) {
             return Err(AttentionError::HeadDim {
                 head_dim,
-                supported: &[64, 128],
+                supported,
             });
         }
-        if let Some(scale) = self.scale
-            && !scale.is_finite()
+        self.check_numbers()?;
+        self.check_combinations(head_dim, hopper)
+    }
+
+    /// As [`validate`](Self::validate), for a call that will be differentiated.
+    ///
+    /// # Errors
+    /// Those of `validate`, and exponentials that are for inference only.
+    pub fn validate_training(&self, head_dim: usize) -> Result<(), AttentionError> {
+        self.validate(head_dim)?;
+        if self.exponential.is_inference_only() {
+            return Err(AttentionError::InferenceOnly {
+                exponential: self.exponential,
+            });
+        }
+        Ok(())
+    }
+
+    fn check_numbers(&self) -> Result<(), AttentionError> {
+        let in_range = |option, value: f64, low: f64, high: f64, range| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(AttentionError::OutOfRange {
+                    option,
+                    value,
+                    range,
+                })
+            }
+        };
+        if let Some(scale) = self.scale {
+            in_range("scale", scale, f64::MIN, f64::MAX, "any finite number")?;
+        }
+        let Polynomial { degree, eighths } = self.polynomial;
+        in_range("tau", self.tau.into(), 0.0, 16.0, "0 to 16")?;
+        in_range("c", self.c.into(), 0.0, 8.0, "0 to 8")?;
+        in_range("hysteresis", self.hysteresis.into(), 1.0, 32.0, "1 to 32")?;
+        in_range("polynomial degree", degree.into(), 2.0, 5.0, "2 to 5")?;
+        in_range("polynomial eighths", eighths.into(), 0.0, 8.0, "0 to 8")?;
+        if self.ablate != Some(Ablation::Saturate)
+            && self.c as f64 + f64::from(self.tau) > 448f64.log2()
         {
-            return Err(AttentionError::OutOfRange {
-                option: "scale",
-                value: scale,
-                range: "any finite number",
-            });
-        }
-        if !(0.0..=16.0).contains(&self.tau) {
-            return Err(AttentionError::OutOfRange {
-                option: "tau",
-                value: self.tau.into(),
-                range: "0 to 16",
-            });
-        }
-        if !(0..=8).contains(&self.c) {
-            return Err(AttentionError::OutOfRange {
-                option: "c",
-                value: self.c.into(),
-                range: "0 to 8",
-            });
-        }
-        if !(1..=32).contains(&self.hysteresis) {
-            return Err(AttentionError::OutOfRange {
-                option: "hysteresis",
-                value: self.hysteresis.into(),
-                range: "1 to 32",
-            });
-        }
-        if self.c as f64 + f64::from(self.tau) > 448f64.log2() {
             return Err(AttentionError::Saturates {
                 c: self.c,
                 tau: self.tau,
             });
+        }
+        Ok(())
+    }
+
+    fn check_combinations(&self, head_dim: usize, hopper: bool) -> Result<(), AttentionError> {
+        let refuse = |what: String, with: String, instead| {
+            Err(AttentionError::Combination {
+                what,
+                with,
+                instead,
+            })
+        };
+        let path = format!("path {}", self.path);
+        if self.hadamard == Hadamard::On && !head_dim.is_power_of_two() {
+            return refuse(
+                "hadamard on".into(),
+                format!("head dimension {head_dim}"),
+                "the rotation needs a power of two; use `auto` or `off`",
+            );
+        }
+        if matches!(self.path, Path::Nvfp4 | Path::Fp4) && self.profile == Profile::Hopper {
+            return refuse(
+                "profile hopper".into(),
+                path,
+                "Hopper has no 4-bit products; use `block-scaled`",
+            );
+        }
+        if self.path != Path::Fp4
+            && (self.value_scales == ValueScales::Everywhere
+                || self.v_fold
+                || self.k_fold
+                || self.dk_rounding == DkRounding::Stochastic)
+        {
+            return refuse(
+                "value_scales, v_fold, k_fold or dk_rounding".into(),
+                path,
+                "they are options of `fp4`",
+            );
+        }
+        let fits = match self.exponential {
+            Exponential::Exact => true,
+            Exponential::Polynomial => self.path.is_low_bit(),
+            Exponential::MitchellP => self.path == Path::Fp4,
+            Exponential::Schraudolph => matches!(self.path, Path::Mxfp8 | Path::Nvfp4),
+        };
+        if !fits {
+            return refuse(
+                format!("exponential {}", self.exponential),
+                path,
+                "`polynomial` goes with every low-bit path, `mitchell-p` with `fp4`, `schraudolph` \
+                 with `mxfp8` and `nvfp4`",
+            );
+        }
+        if hopper
+            && (self.operand_scales != OperandScales::Block
+                || self.ds_exponent != DsExponent::Square
+                || self.exponential != Exponential::Exact
+                || self.ablate.is_some())
+        {
+            return refuse(
+                "operand_scales, ds_exponent, exponential or ablate".into(),
+                "profile hopper".into(),
+                "the profile follows the Hopper kernels, which have none of them; use `block-scaled`",
+            );
+        }
+        if let Some(ablation) = self.ablate
+            && !ablation.applies_to(self.path)
+        {
+            return refuse(
+                format!("ablate {ablation}"),
+                path,
+                "it would change nothing there",
+            );
         }
         Ok(())
     }
@@ -205,11 +550,10 @@ impl Options {
 
     /// Whether Q and K are rotated.
     pub fn rotates(&self, head_dim: usize) -> bool {
-        self.path == Path::Mxfp8
-            && match self.hadamard {
-                Hadamard::Auto => head_dim == 128,
-                Hadamard::On => true,
-                Hadamard::Off => false,
-            }
+        match self.hadamard {
+            Hadamard::Auto => matches!(self.path, Path::Mxfp8 | Path::Nvfp4) && head_dim == 128,
+            Hadamard::On => self.path.is_low_bit(),
+            Hadamard::Off => false,
+        }
     }
 }

@@ -261,6 +261,10 @@ impl Documents {
                 match mask {
                     Mask::Causal => len * (len + 1) / 2,
                     Mask::Full => len * len,
+                    Mask::Window(keys) => {
+                        let full = len.min(keys.get() as u64);
+                        full * (full + 1) / 2 + (len - full) * full
+                    }
                 }
             })
             .sum()

@@ -17,8 +17,8 @@ pub const BLOCK: usize = 32;
 /// A tile of keys that at least one row of a query tile sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyTile {
-    /// The keys, counted from the document's start; at most [`TILE`], none past the last one that
-    /// the query tile sees.
+    /// The keys, counted from the document's start; at most [`TILE`], from the tile's first one on,
+    /// none past the last one that the query tile sees.
     pub range: Range<usize>,
     /// Whether some row of the query tile must not see some of these keys, so that the scores need
     /// masking.
@@ -39,6 +39,7 @@ pub fn visible_keys(row: usize, len: usize, mask: Mask) -> Range<usize> {
     match mask {
         Mask::Causal => 0..row + 1,
         Mask::Full => 0..len,
+        Mask::Window(keys) => (row + 1).saturating_sub(keys.get())..row + 1,
     }
 }
 
@@ -56,12 +57,14 @@ pub fn key_tiles(
     query_tile: Range<usize>,
     mask: Mask,
 ) -> impl ExactSizeIterator<Item = KeyTile> {
-    let visible = keys_seen_by(len, &query_tile, mask);
-    (0..visible.div_ceil(TILE)).rev().map(move |tile| {
-        let range = tile_range(tile, visible);
-        let masked = needs_mask(&query_tile, &range, mask);
-        KeyTile { range, masked }
-    })
+    let seen = keys_seen_by(len, &query_tile, mask);
+    (seen.start / TILE..seen.end.div_ceil(TILE))
+        .rev()
+        .map(move |tile| {
+            let range = tile_range(tile, seen.end);
+            let masked = needs_mask(&query_tile, &range, mask);
+            KeyTile { range, masked }
+        })
 }
 
 /// The query tiles of a document of `len` rows that see `key_tile`, first to last: the same pairs
@@ -71,12 +74,15 @@ pub fn query_tiles_for_keys(
     key_tile: Range<usize>,
     mask: Mask,
 ) -> impl ExactSizeIterator<Item = QueryTile> {
-    let first = match mask {
-        _ if key_tile.is_empty() => len.div_ceil(TILE),
-        Mask::Causal => key_tile.start / TILE,
-        Mask::Full => 0,
+    let seen_by = match mask {
+        _ if key_tile.is_empty() => 0..0,
+        Mask::Causal => key_tile.start..len,
+        Mask::Full => 0..len,
+        Mask::Window(keys) => {
+            key_tile.start..len.min((key_tile.end - 1).saturating_add(keys.get()))
+        }
     };
-    (first..len.div_ceil(TILE)).map(move |tile| {
+    (seen_by.start / TILE..seen_by.end.div_ceil(TILE)).map(move |tile| {
         let range = tile_range(tile, len);
         let masked = needs_mask(&range, &key_tile, mask);
         QueryTile { range, masked }
@@ -85,26 +91,32 @@ pub fn query_tiles_for_keys(
 
 /// The work of `query_tile` in blocks of [`BLOCK`] keys visited, for balancing threads.
 pub fn query_tile_cost(len: usize, query_tile: Range<usize>, mask: Mask) -> usize {
-    keys_seen_by(len, &query_tile, mask).div_ceil(BLOCK)
+    let seen = keys_seen_by(len, &query_tile, mask);
+    seen.end.div_ceil(BLOCK) - seen.start / BLOCK
 }
 
 fn tile_range(tile: usize, len: usize) -> Range<usize> {
     tile * TILE..len.min((tile + 1) * TILE)
 }
 
-/// Keys are seen from the document's start on, so their number says which. A tile's last row sees
-/// the most.
-fn keys_seen_by(len: usize, query_tile: &Range<usize>, mask: Mask) -> usize {
-    if query_tile.is_empty() {
-        return 0;
+/// What any row of a run of queries sees: from what the first one sees to what the last one does.
+fn keys_seen_by(len: usize, queries: &Range<usize>, mask: Mask) -> Range<usize> {
+    if queries.is_empty() {
+        return 0..0;
     }
-    visible_keys(query_tile.end - 1, len, mask).end
+    let (first, last) = (queries.start, queries.end - 1);
+    visible_keys(first, len, mask).start..visible_keys(last, len, mask).end
 }
 
-/// A tile's first row sees the fewest keys.
+/// Whether some query does not see some key: a row sees the fewest later keys at the start of the
+/// run, and the fewest earlier ones at its end.
 fn needs_mask(queries: &Range<usize>, keys: &Range<usize>, mask: Mask) -> bool {
+    let (first, last) = (queries.start, queries.end - 1);
     match mask {
-        Mask::Causal => keys.end > queries.start + 1,
         Mask::Full => false,
+        Mask::Causal => keys.end > first + 1,
+        Mask::Window(window) => {
+            keys.end > first + 1 || keys.start < (last + 1).saturating_sub(window.get())
+        }
     }
 }

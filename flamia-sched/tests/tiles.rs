@@ -8,12 +8,21 @@ use flamia_sched::{
 };
 use proptest::prelude::*;
 
-const MASKS: [Mask; 2] = [Mask::Causal, Mask::Full];
+const MASKS: [Mask; 7] = [
+    Mask::Causal,
+    Mask::Full,
+    Mask::window(1),
+    Mask::window(33),
+    Mask::window(128),
+    Mask::window(200),
+    Mask::window(usize::MAX),
+];
 
 fn sees(query: usize, key: usize, mask: Mask) -> bool {
     match mask {
         Mask::Causal => key <= query,
         Mask::Full => true,
+        Mask::Window(keys) => key <= query && query - key < keys.get(),
     }
 }
 
@@ -63,7 +72,8 @@ fn check_document(len: usize) {
             assert!(tiles.is_sorted_by(|a, b| a.range.start > b.range.start));
             let mut blocks = 0;
             for keys in tiles {
-                blocks += keys.range.len().div_ceil(BLOCK);
+                let first = visible_keys(queries.start, len, mask).start;
+                blocks += keys.range.end.div_ceil(BLOCK) - keys.range.start.max(first) / BLOCK;
                 forward.visit(queries.clone(), keys.range.clone(), keys.masked, mask);
                 pairs_of_tiles.push((keys.range.start, queries.start));
             }

@@ -3,6 +3,8 @@
 //! Key tiles ascend, and inside each the query blocks that see it; every sum therefore has one
 //! order, whatever the number of threads.
 
+use std::ops::Range;
+
 use flamia_sched::{Mask, TILE};
 
 use super::block::Block;
@@ -11,6 +13,7 @@ use super::operands::{Panels, Rows};
 use super::real::{Real, lane_sum};
 use super::scheme::BlockScheme;
 use super::simd::Task;
+use super::softmax::fill_outside;
 use crate::stats::StatsSnapshot;
 
 /// Keys and values of one head of one document, in both orientations.
@@ -66,22 +69,23 @@ impl<R: Real> RowSums<R> {
     }
 }
 
-/// Turns products S into probabilities 2^(S · scale - lse2), in place; keys from `visible` on get 0.
+/// Turns products S into probabilities 2^(S · scale - lse2), in place; keys that are not `visible`
+/// get 0.
 #[inline(always)]
-pub(crate) fn probabilities<R: Real>(s: &mut [R], visible: usize, scale: R, lse2: R) {
-    for s in s[..visible].iter_mut() {
+pub(crate) fn probabilities<R: Real>(s: &mut [R], visible: &Range<usize>, scale: R, lse2: R) {
+    for s in s[visible.clone()].iter_mut() {
         *s = (*s * scale - lse2).exp2();
     }
-    s[visible..].fill(R::ZERO);
+    fill_outside(s, visible, R::ZERO);
 }
 
-/// Turns dP into dS = P ∘ (dP - D), in place; keys from `visible` on get 0.
+/// Turns dP into dS = P ∘ (dP - D), in place; keys that are not `visible` get 0.
 #[inline(always)]
-pub(crate) fn softmax_gradient<R: Real>(dp: &mut [R], p: &[R], visible: usize, d: R) {
-    for (dp, p) in dp[..visible].iter_mut().zip(p) {
+pub(crate) fn softmax_gradient<R: Real>(dp: &mut [R], p: &[R], visible: &Range<usize>, d: R) {
+    for (dp, p) in dp[visible.clone()].iter_mut().zip(&p[visible.clone()]) {
         *dp = *p * (*dp - d);
     }
-    dp[visible..].fill(R::ZERO);
+    fill_outside(dp, visible, R::ZERO);
 }
 
 impl<S: BlockScheme> Task for QueryHead<'_, S> {
@@ -118,8 +122,8 @@ impl<S: BlockScheme> Task for QueryHead<'_, S> {
                     let visible = block.visible(i);
                     let p = &mut p[i * TILE..][..width];
                     let ds = &mut ds[i * TILE..][..width];
-                    probabilities(p, visible, scale2, sums.lse2[row + i]);
-                    softmax_gradient(ds, p, visible, sums.d[row + i]);
+                    probabilities(p, &visible, scale2, sums.lse2[row + i]);
+                    softmax_gradient(ds, p, &visible, sums.d[row + i]);
                     for p in p.iter_mut() {
                         *p *= dv_scale;
                     }

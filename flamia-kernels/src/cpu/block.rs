@@ -27,30 +27,32 @@ impl Block {
     #[inline(always)]
     pub fn new(row: usize, keys: &Range<usize>, len: usize, mask: Mask) -> Option<Self> {
         let last = (row + PAD).min(len) - 1;
+        // A later row sees neither an earlier first key nor an earlier last one.
+        let start = visible_keys(row, len, mask).start.max(keys.start);
         let end = visible_keys(last, len, mask).end.min(keys.end);
-        let width = end
-            .checked_sub(keys.start)
-            .filter(|width| *width > 0)?
-            .next_multiple_of(PAD);
+        if start >= end {
+            return None;
+        }
+        let key = start / PAD * PAD;
         Some(Self {
             row,
-            key: keys.start,
-            width,
+            key,
+            width: (end - key).next_multiple_of(PAD),
             len,
             mask,
         })
     }
 
-    /// How many of the keys row `row + i` sees; none for a row past the document's end.
+    /// Which of the keys row `row + i` sees, counted from `key`; none for a row past the document's
+    /// end.
     #[inline(always)]
-    pub fn visible(&self, i: usize) -> usize {
+    pub fn visible(&self, i: usize) -> Range<usize> {
         let row = self.row + i;
         if row >= self.len {
-            return 0;
+            return 0..0;
         }
-        visible_keys(row, self.len, self.mask)
-            .end
-            .saturating_sub(self.key)
-            .min(self.width)
+        let seen = visible_keys(row, self.len, self.mask);
+        let end = seen.end.saturating_sub(self.key).min(self.width);
+        seen.start.saturating_sub(self.key).min(end)..end
     }
 }

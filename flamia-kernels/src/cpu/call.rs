@@ -61,7 +61,7 @@ pub fn forward<E: Element>(
     let call = Call::new(q, [("k", k), ("v", v)], [], documents, options)?;
     let (result, counts) = match options.path {
         Path::Reference => call.collect_forward(E::Real::exact_forward(&call, q, k, v)),
-        Path::Mxfp8 => call.collect_forward(mxfp8_forward(&call, q, k, v)),
+        _ => call.collect_forward(mxfp8_forward(&call, q, k, v)),
     };
     if let Some(stats) = stats {
         stats.add(counts);
@@ -110,7 +110,7 @@ pub fn backward<E: Element>(
             let saved = Saved { q, o, lse, d_o };
             call.collect_backward(E::Real::exact_backward(&call, saved, k, v))
         }
-        Path::Mxfp8 => {
+        _ => {
             let lse: Vec<f32> = lse.iter().map(|lse| lse.to_f32()).collect();
             let saved = Saved {
                 q,

@@ -71,11 +71,11 @@ impl<S: BlockScheme> Task for QueryTile<'_, S> {
                 for (i, softmax) in softmax.iter_mut().enumerate() {
                     let p = &mut p[i * TILE..][..width];
                     let visible = block.visible(i);
-                    if visible == 0 {
+                    if visible.is_empty() {
                         p.fill(S::Real::ZERO);
                         continue;
                     }
-                    let max = softmax.scale_scores(p, visible, self.scale);
+                    let max = softmax.scale_scores(p, &visible, self.scale);
                     // Per row: a later row of the tile must not change when an earlier one rescales.
                     if max > softmax.max + tau {
                         softmax.rescale(max, &mut o[i * dim..][..dim]);

@@ -234,7 +234,7 @@ impl BlockScheme for BlockScaled {
     fn dq_prescale(&self, d_o: &Rows<f32>, v: &Rows<f32>, k: &Rows<f32>) -> f64 {
         match self.dq {
             DqAccumulator::Fp32 => 1.0,
-            DqAccumulator::Fp16 => {
+            DqAccumulator::Fp16 | DqAccumulator::Fp16Causal => {
                 let slack = 2.25 * (1.0625 + k.len as f64 / f64::from(1 << 18));
                 let bound = slack * largest_norm(d_o) * largest_norm(v) * largest(&k.data);
                 if bound > 0.0 && bound.is_finite() {
@@ -255,7 +255,7 @@ impl BlockScheme for BlockScaled {
                     *dq += *partial;
                 }
             }
-            DqAccumulator::Fp16 => {
+            DqAccumulator::Fp16 | DqAccumulator::Fp16Causal => {
                 for (dq, partial) in dq.iter_mut().zip(partial) {
                     *dq = round_f16(*dq + round_f16(partial * prescale));
                 }

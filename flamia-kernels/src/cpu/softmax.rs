@@ -1,5 +1,7 @@
 //! The online softmax of one row, in base 2.
 
+use std::ops::Range;
+
 use super::real::{Real, fold_lanes};
 
 /// Lanes of a row's maximum and sum; part of the definition of the sum's order.
@@ -20,14 +22,14 @@ impl<R: Real> SoftmaxRow<R> {
         sum: R::ZERO,
     };
 
-    /// Turns products into base-2 scores, masks keys from `visible` on with -∞, and returns the
+    /// Turns products into base-2 scores, masks keys that are not `visible` with -∞, and returns the
     /// largest score. NaN is left to the exponential.
     #[inline(always)]
-    pub fn scale_scores(&self, s: &mut [R], visible: usize, scale: R) -> R {
+    pub fn scale_scores(&self, s: &mut [R], visible: &Range<usize>, scale: R) -> R {
         for s in s.iter_mut() {
             *s *= scale;
         }
-        s[visible..].fill(R::NEG_INFINITY);
+        fill_outside(s, visible, R::NEG_INFINITY);
         largest(s)
     }
 
@@ -73,6 +75,13 @@ impl<R: Real> SoftmaxRow<R> {
         }
         (self.max - c + self.sum.log2()) * R::from_f64(std::f64::consts::LN_2)
     }
+}
+
+/// Sets what a row does not see.
+#[inline(always)]
+pub(crate) fn fill_outside<R: Real>(values: &mut [R], visible: &Range<usize>, value: R) {
+    values[..visible.start].fill(value);
+    values[visible.end..].fill(value);
 }
 
 /// The largest value, NaN left out; -∞ if there is none.

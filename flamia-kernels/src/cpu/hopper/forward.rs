@@ -13,7 +13,7 @@ use crate::cpu::gemm::{Gemm, Operand, PAD, Shape};
 use crate::cpu::real::{exp2_f32, lane_sum};
 use crate::cpu::scheme::{round_bf16, round_codes};
 use crate::cpu::simd::Task;
-use crate::cpu::softmax::{SoftmaxRow, largest};
+use crate::cpu::softmax::{SoftmaxRow, fill_outside, largest};
 use crate::options::MmaAccumulator;
 
 /// A query tile of one head and all that it reads.
@@ -71,7 +71,7 @@ impl QueryTile<'_> {
                 for (i, softmax) in softmax.iter_mut().enumerate() {
                     let p = &mut p[i * TILE..][..width];
                     let visible = block.visible(i);
-                    if visible == 0 {
+                    if visible.is_empty() {
                         p.fill(0.0);
                         continue;
                     }
@@ -83,7 +83,7 @@ impl QueryTile<'_> {
                             *s = s.mul_add(scale, fold);
                         }
                     }
-                    p[visible..].fill(f32::NEG_INFINITY);
+                    fill_outside(p, &visible, f32::NEG_INFINITY);
                     let max = largest(p);
                     if max > softmax.max + tau {
                         softmax.rescale(max.ceil(), &mut o[i * dim..][..dim]);

@@ -68,11 +68,13 @@ impl KeyHead<'_> {
             let keys = tile * TILE..len.min((tile + 1) * TILE);
             let mut dv = ValueAccumulator {
                 dv,
+                key: keys.start,
                 dim,
                 references: [None; TILE / PAD],
             };
             let mut dk = KeyAccumulator {
                 dk,
+                key: keys.start,
                 dim,
                 references: [Reference::default(); TILE],
             };
@@ -118,6 +120,8 @@ type Blocks = [Option<Block>; QUERIES / PAD];
 /// dV of a key tile in units of 2^(8 + reference).
 struct ValueAccumulator<'a> {
     dv: &'a mut [f32],
+    /// The tile's first key.
+    key: usize,
     dim: usize,
     /// The largest exponent of dO met so far. Per key row in principle; the rows of one token block
     /// see the same query blocks, so one entry serves them all.
@@ -134,8 +138,10 @@ impl ValueAccumulator<'_> {
             let Some(exponent) = head.d_o.exponent(block.row / PAD) else {
                 continue;
             };
-            let rows = self.dv.chunks_mut(PAD * self.dim);
-            for (reference, rows) in self.references[..block.width / PAD].iter_mut().zip(rows) {
+            let first = (block.key - self.key) / PAD;
+            let rows = self.dv.chunks_mut(PAD * self.dim).skip(first);
+            let seen = &mut self.references[first..][..block.width / PAD];
+            for (reference, rows) in seen.iter_mut().zip(rows) {
                 match *reference {
                     Some(current) if current >= exponent => {}
                     Some(current) => {
@@ -149,6 +155,7 @@ impl ValueAccumulator<'_> {
         for (block, p) in blocks.iter().zip(p.chunks_exact_mut(PAD * TILE)) {
             let Some(block) = block else { continue };
             let exponent = head.d_o.exponent(block.row / PAD);
+            let first = (block.key - self.key) / PAD;
             let scales = self
                 .references
                 .map(|reference| match (exponent, reference) {
@@ -158,13 +165,14 @@ impl ValueAccumulator<'_> {
                 });
             for row in p.chunks_exact_mut(TILE) {
                 let row = &mut row[..block.width];
-                for (p, scale) in row.chunks_exact_mut(PAD).zip(scales) {
-                    p.iter_mut().for_each(|p| *p *= scale);
+                for (p, scale) in row.chunks_exact_mut(PAD).zip(&scales[first..]) {
+                    p.iter_mut().for_each(|p| *p *= *scale);
                 }
                 clamped += round_codes(row);
             }
             let (a, b) = (Operand::transposed(p, TILE), head.d_o.rows.from(block.row));
-            G::accumulate(self.dv, a, b, Shape::of_rows(block.width, PAD, self.dim));
+            let dv = &mut self.dv[first * PAD * self.dim..];
+            G::accumulate(dv, a, b, Shape::of_rows(block.width, PAD, self.dim));
         }
         clamped
     }
@@ -182,6 +190,8 @@ impl ValueAccumulator<'_> {
 /// dK of a key tile, each row in units of its reference.
 struct KeyAccumulator<'a> {
     dk: &'a mut [f32],
+    /// The tile's first key.
+    key: usize,
     dim: usize,
     references: [Reference; TILE],
 }
@@ -203,7 +213,7 @@ impl KeyAccumulator<'_> {
             let scale = head.q.scale(block.row / PAD);
             for row in ds.chunks_exact_mut(TILE) {
                 counts.ds_nonzero += count_nonzero(&row[..block.width]);
-                for (ds, amax) in row.iter_mut().zip(&mut amax) {
+                for (ds, amax) in row.iter_mut().zip(&mut amax[block.key - self.key..]) {
                     *ds *= scale;
                     *amax = Real::max(ds.abs(), *amax);
                 }
@@ -227,14 +237,15 @@ impl KeyAccumulator<'_> {
             let Some(block) = block else { continue };
             for row in ds.chunks_exact_mut(TILE) {
                 let row = &mut row[..block.width];
-                for (ds, down) in row.iter_mut().zip(&down) {
+                for (ds, down) in row.iter_mut().zip(&down[block.key - self.key..]) {
                     *ds *= *down;
                 }
                 counts.saturated += round_codes(row);
                 kept += count_nonzero(row);
             }
             let (a, b) = (Operand::transposed(ds, TILE), head.q.rows.from(block.row));
-            G::accumulate(self.dk, a, b, Shape::of_rows(block.width, PAD, self.dim));
+            let dk = &mut self.dk[(block.key - self.key) * self.dim..];
+            G::accumulate(dk, a, b, Shape::of_rows(block.width, PAD, self.dim));
         }
         counts.ds_flushed = counts.ds_nonzero - kept;
         counts

@@ -7,6 +7,7 @@ use crate::cpu::backward::softmax_gradient;
 use crate::cpu::block::Block;
 use crate::cpu::gemm::{Gemm, PAD};
 use crate::cpu::real::exp2_f32;
+use crate::cpu::softmax::fill_outside;
 
 /// Fills [`PAD`] rows of `p` and `ds`, at a stride of [`TILE`], with the probabilities and the
 /// softmax gradient of `block`. Entries that a query does not see are 0.
@@ -45,7 +46,7 @@ pub(super) fn recompute<G: Gemm>(
                 *dp *= do_scale * v_scale;
             }
         }
-        p[visible..].fill(0.0);
-        softmax_gradient(dp, p, visible, head.sums.d[block.row + i]);
+        fill_outside(p, &visible, 0.0);
+        softmax_gradient(dp, p, &visible, head.sums.d[block.row + i]);
     }
 }
