@@ -83,7 +83,7 @@ pub fn round(x: f32) -> f32 {
 /// The E2M1 value at or next to `x`, chosen by `random`'s uniform bits so that the mean is `x`.
 ///
 /// Inside ±6: the neighbour away from zero with a probability equal to `x`'s place between the two,
-/// to 2^-31; E2M1's own values are unchanged. Outside, infinities included, ±6. The sign of zero is
+/// to 2^-24; E2M1's own values are unchanged. Outside, infinities included, ±6. The sign of zero is
 /// kept, NaN stays NaN. No branch and no table.
 #[inline(always)]
 pub fn round_stochastic(x: f32, random: u32) -> f32 {

@@ -91,7 +91,7 @@ pub fn round(x: f32) -> f32 {
 /// The E4M3 value at or next to `x`, chosen by `random`'s uniform bits so that the mean is `x`.
 ///
 /// Inside ±448: the neighbour away from zero with a probability equal to `x`'s place between the
-/// two, to 2^-31; E4M3's own values are unchanged. Outside, infinities included, ±448. The sign of
+/// two, to 2^-24; E4M3's own values are unchanged. Outside, infinities included, ±448. The sign of
 /// zero is kept, NaN stays NaN. No branch and no table.
 #[inline(always)]
 pub fn round_stochastic(x: f32, random: u32) -> f32 {

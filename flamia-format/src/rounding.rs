@@ -27,24 +27,21 @@ impl Grid {
     /// The value at or next to `x`: of two neighbours the one away from zero with a probability
     /// equal to `x`'s place between them, `random` being uniform. Saturates, NaN stays NaN.
     ///
-    /// The probability is that place cut to a multiple of 2^-31, which is exact unless `x` is below
-    /// the smallest normal value and then off by less than the 2^31st part of a step.
+    /// The upper 23 bits of `random` decide. The probability is exact unless `x` is below the
+    /// smallest subnormal value, and off by at most 2^-24 there.
     #[inline(always)]
     pub fn stochastic(self, x: f32, random: u32) -> f32 {
         let clamped = self.clamped_magnitude(x);
         let binade = self.binade(clamped);
         let shifter = self.shifter(binade);
         let nearest = (clamped + shifter) - shifter;
-        // A power of two with an inverse, so that the place between the neighbours is exact.
         let step = binade * self.step_of_one();
         let lower = if nearest > clamped {
             nearest - step
         } else {
             nearest
         };
-        let place = (clamped - lower) * (1.0 / step);
-        let threshold = (place * (1u32 << 31) as f32) as i32;
-        let up = if ((random >> 1) as i32) < threshold {
+        let up = if uniform(random) * step < clamped - lower {
             step
         } else {
             0.0
@@ -95,4 +92,13 @@ impl Grid {
 #[inline(always)]
 fn with_sign_of(x: f32, magnitude: f32) -> f32 {
     f32::from_bits(magnitude.to_bits() | (x.to_bits() & SIGN))
+}
+
+/// The middle of one of 2^23 equal parts of 0..1: never 0, so that a value of the format stays, and
+/// exact, so that a multiple of 2^-23 is above just that share of them.
+#[inline(always)]
+fn uniform(random: u32) -> f32 {
+    const HALF_PART: f32 = 1.0 / (1u32 << (MANTISSA_BITS + 1)) as f32;
+    let in_1_to_2 = f32::from_bits(1f32.to_bits() | random >> (32 - MANTISSA_BITS));
+    in_1_to_2 - (1.0 - HALF_PART)
 }

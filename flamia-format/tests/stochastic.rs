@@ -39,12 +39,14 @@ impl Format {
         (lower, upper, place)
     }
 
-    /// The smallest of the 2^31 thresholds that does not round up equals the place: that is the
-    /// probability exactly, without sampling.
+    /// The first of the 2^23 ordered draws that does not round up stands at `x`'s place: that is
+    /// the probability exactly, without sampling.
     fn check(&self, x: f32) {
+        const DRAWS: f64 = (1 << 23) as f64;
         let (lower, upper, place) = self.neighbours(x.abs());
-        let up = |threshold: u32| {
-            let rounded = (self.round)(x, threshold << 1 | 1);
+        let up = |draw: u32| {
+            // The bits below the draw's do not matter.
+            let rounded = (self.round)(x, draw << 9 | (x.to_bits() & 0x1FF));
             assert_eq!(rounded.is_sign_negative(), x.is_sign_negative());
             let rounded = rounded.abs();
             assert!(
@@ -53,12 +55,12 @@ impl Format {
             );
             rounded == upper
         };
-        let expected = (place * 2f64.powi(31)).floor() as u32;
+        let expected = (place * DRAWS - 0.5).ceil() as u32;
         if expected > 0 {
             assert!(up(0) && up(expected - 1), "{x:e}");
         }
-        if expected < 1 << 31 {
-            assert!(!up(expected) && !up((1 << 31) - 1), "{x:e}");
+        if expected < 1 << 23 {
+            assert!(!up(expected) && !up((1 << 23) - 1), "{x:e}");
         }
     }
 }
