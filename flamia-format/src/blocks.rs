@@ -9,14 +9,20 @@
 //! - *poisoned*: some value is NaN or infinite. The scale and every code are NaN, so that nothing
 //!   that reads any part of the block can be finite.
 
+mod columns;
+mod group;
+mod nvfp4;
 mod square;
 mod token;
 
+pub use columns::{round_columns, round_columns_stochastic};
+pub use group::round_group;
+pub use nvfp4::{NVFP4_GROUP, nvfp4_round_in_place};
 pub use square::{SquareBlocks, quantize_square_in_place};
 pub use token::{TokenBlocks, quantize_token_blocks_in_place};
 
-use crate::e4m3::{self, E4M3};
-use crate::exponent::{ExponentRule, block_exponent};
+use crate::e4m3::E4M3;
+use crate::exponent::{Element, ExponentRule, block_exponent_of};
 use crate::ue8m0::Ue8m0;
 
 /// Rows of a token block, and rows and columns of a square block.
@@ -41,8 +47,8 @@ enum BlockScale {
 
 impl BlockScale {
     #[inline(always)]
-    fn new(amax_bits: u32, rule: ExponentRule) -> Self {
-        let exponent = block_exponent(f32::from_bits(amax_bits), rule);
+    fn new(amax_bits: u32, element: Element, rule: ExponentRule) -> Self {
+        let exponent = block_exponent_of(f32::from_bits(amax_bits), element, rule);
         if exponent.is_nan() {
             BlockScale::Poisoned
         } else if amax_bits == 0 {
@@ -75,16 +81,17 @@ impl BlockScale {
         }
     }
 
-    /// Replaces a run of the block's values by what their codes stand for.
+    /// Replaces a run of the block's values by what their codes stand for, `round` being the
+    /// element's rounding.
     #[inline(always)]
-    fn round(self, values: &mut [f32]) {
+    fn round(self, values: &mut [f32], round: impl Fn(f32) -> f32) {
         match self {
             BlockScale::Zero => values.fill(0.0),
             BlockScale::Poisoned => values.fill(f32::NAN),
             BlockScale::Finite(exponent) => {
                 let (down, up) = (exponent.recip_f32(), exponent.to_f32());
                 for value in values {
-                    *value = e4m3::round(*value * down) * up;
+                    *value = round(*value * down) * up;
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! E4M3, the 8-bit element format: 1 sign, 4 exponent and 3 mantissa bits.
 
+use crate::rounding::Grid;
+
 /// The OCP "FN" variant of E4M3: bias 7, no infinity, NaN is `0x7F` and `0xFF`, the largest value
 /// is 448, the smallest normal 2^-6, the smallest subnormal 2^-9.
 ///
@@ -11,12 +13,7 @@ pub struct E4M3(pub u8);
 const MIN_NORMAL: f32 = 1.0 / 64.0;
 const MIN_SUBNORMAL: f32 = 1.0 / 512.0;
 
-/// From a binade's lowest value to the float whose unit in the last place is the binade's E4M3
-/// step: `f32` has 23 mantissa bits, E4M3 three.
-const STEP_TO_F32_ULP: u32 = (23 - 3) << F32_MANTISSA_BITS;
-
 const F32_SIGN: u32 = 0x8000_0000;
-const F32_EXPONENT: u32 = 0x7F80_0000;
 const F32_MANTISSA_BITS: u32 = 23;
 const MANTISSA_BITS: u32 = 3;
 /// Difference of the exponent biases, 127 - 7.
@@ -76,32 +73,27 @@ impl E4M3 {
     }
 }
 
+const GRID: Grid = Grid {
+    max: E4M3::MAX,
+    min_normal: MIN_NORMAL,
+    mantissa_bits: MANTISSA_BITS,
+};
+
 /// What `E4M3::from_f32(x).to_f32()` gives, without the detour through a code: nearest, ties to
 /// even, saturating at ±448, the sign of zero kept, NaN stays NaN.
 ///
-/// This is the hot loop of the CPU reference: no branch and no table, so that a loop over it becomes
-/// vector code.
+/// No branch and no table, so that a loop over it becomes vector code.
 #[inline(always)]
 pub fn round(x: f32) -> f32 {
-    let sign = x.to_bits() & F32_SIGN;
-    let magnitude = f32::from_bits(x.to_bits() & !F32_SIGN);
-    // Comparisons written so that a NaN is kept and each is one min or max instruction.
-    let clamped = if E4M3::MAX < magnitude {
-        E4M3::MAX
-    } else {
-        magnitude
-    };
-    // The lowest value of x's binade; below 2^-6 the codes are as far apart as just above it.
-    let binade = f32::from_bits(clamped.to_bits() & F32_EXPONENT);
-    let binade = if MIN_NORMAL < binade {
-        binade
-    } else {
-        MIN_NORMAL
-    };
-    // In a sum with `shifter` the last mantissa bit is worth one E4M3 step, so that the addition
-    // itself rounds, to nearest even. (For a NaN the bits run into the sign: still finite, and the
-    // NaN survives the sum.)
-    let shifter = f32::from_bits(binade.to_bits().wrapping_add(STEP_TO_F32_ULP));
-    let rounded = (clamped + shifter) - shifter;
-    f32::from_bits(rounded.to_bits() | sign)
+    GRID.nearest(x)
+}
+
+/// The E4M3 value at or next to `x`, chosen by `random`'s uniform bits so that the mean is `x`.
+///
+/// Inside ±448: the neighbour away from zero with a probability equal to `x`'s place between the
+/// two, to 2^-24; E4M3's own values are unchanged. Outside, infinities included, ±448. The sign of
+/// zero is kept, NaN stays NaN. No branch and no table.
+#[inline(always)]
+pub fn round_stochastic(x: f32, random: u32) -> f32 {
+    GRID.stochastic(x, random)
 }

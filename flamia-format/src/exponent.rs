@@ -1,17 +1,48 @@
 //! How a block's shared exponent follows from its largest magnitude.
 
-use crate::Ue8m0;
+use crate::{E2M1, E4M3, Ue8m0};
+
+/// The element format of a block with a power-of-two scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// 8 bits, see [`E4M3`].
+    E4M3,
+    /// 4 bits, see [`E2M1`].
+    E2M1,
+}
+
+impl Element {
+    /// The largest value.
+    #[inline(always)]
+    pub const fn max(self) -> f32 {
+        match self {
+            Element::E4M3 => E4M3::MAX,
+            Element::E2M1 => E2M1::MAX,
+        }
+    }
+
+    /// Bits of one code.
+    #[inline(always)]
+    pub const fn bits(self) -> usize {
+        match self {
+            Element::E4M3 => 8,
+            Element::E2M1 => 4,
+        }
+    }
+}
 
 /// Which power of two a block is divided by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ExponentRule {
-    /// The smallest `e` with `amax · 2^-e <= 448`: no element is ever clamped. A later, larger
-    /// element of the block can then only move earlier ones within E4M3's subnormal range.
+    /// The smallest `e` with `amax · 2^-e <= max`, `max` the element's largest value: nothing is
+    /// ever clamped. A later, larger element of the block can then only move earlier ones within
+    /// the element's subnormal range.
     #[default]
     Up,
-    /// The MX specification's conversion, `floor(log2(amax)) - 8`. It leaves `amax · 2^-e` in
-    /// 256..512, so that up to an eighth of the largest element is clamped away, and a later element
-    /// that ends the clamping changes earlier ones: the leak that attention's causality probe shows.
+    /// The MX specification's conversion, the exponent of `amax` less that of `max`. It leaves
+    /// `amax · 2^-e` in 256..512 for E4M3 and in 4..8 for E2M1, so that up to an eighth or a quarter
+    /// of the largest element is clamped away, and a later element that ends the clamping changes
+    /// earlier ones: the leak that attention's causality probe shows.
     Floor,
 }
 
@@ -20,30 +51,39 @@ const MANTISSA: u32 = (1 << MANTISSA_BITS) - 1;
 const BIAS: i32 = 127;
 /// Largest biased exponent of a finite value.
 const MAX_BIASED: i32 = 254;
-/// Exponent of E4M3's largest binade, 256..=448.
-const E4M3_MAX_EXP: i32 = 8;
-/// Mantissa bits of 1.75, as in 448 = 1.75 · 2^8.
-const E4M3_MAX_MANTISSA: u32 = 0x60_0000;
+
+/// The scale of a block of E4M3 elements, [`block_exponent_of`] with [`Element::E4M3`].
+#[inline(always)]
+pub const fn block_exponent(amax: f32, rule: ExponentRule) -> Ue8m0 {
+    block_exponent_of(amax, Element::E4M3, rule)
+}
 
 /// The scale of a block whose largest magnitude is `amax`. `amax`'s sign does not matter.
 ///
 /// NaN and infinity give [`Ue8m0::NAN`], zero gives [`Ue8m0::ZERO_BLOCK`]. An `amax` that asks for
-/// less than 2^-127, the smallest scale, gets that one: from about 2^-119 down, a block uses less
-/// and less of E4M3's range, and magnitudes up to 2^-137 round to zero.
+/// less than 2^-127, the smallest scale, gets that one: from about 2^-119 (E4M3) or 2^-125 (E2M1)
+/// down, a block uses less and less of its element's range, and magnitudes up to 2^-137 or 2^-129
+/// round to zero.
 #[inline(always)]
-pub const fn block_exponent(amax: f32, rule: ExponentRule) -> Ue8m0 {
+pub const fn block_exponent_of(amax: f32, element: Element, rule: ExponentRule) -> Ue8m0 {
     let bits = amax.to_bits();
-    let biased = ((bits >> MANTISSA_BITS) & 0xFF) as i32;
+    let biased = biased_exponent(bits);
     if biased > MAX_BIASED {
         return Ue8m0::NAN;
     }
+    let max = element.max().to_bits();
     // Zero and subnormals have biased exponent 0, which ends at the smallest scale either way.
-    let e = biased - BIAS - E4M3_MAX_EXP;
-    let above_largest_code = bits & MANTISSA > E4M3_MAX_MANTISSA;
+    let e = biased - biased_exponent(max);
+    let above_largest_code = bits & MANTISSA > max & MANTISSA;
     match rule {
         ExponentRule::Up => Ue8m0::from_exponent(e + above_largest_code as i32),
         ExponentRule::Floor => Ue8m0::from_exponent(e),
     }
+}
+
+#[inline(always)]
+const fn biased_exponent(bits: u32) -> i32 {
+    ((bits >> MANTISSA_BITS) & 0xFF) as i32
 }
 
 /// 2^`e`, exact from the smallest subnormal (`e` = -149) to `e` = 127; 0 below, infinity above.

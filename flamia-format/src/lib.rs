@@ -17,15 +17,22 @@
 //! scales. This crate knows no device and no tensor library.
 
 pub mod blocks;
+pub mod e2m1;
 pub mod e4m3;
 pub mod exponent;
 pub mod hadamard;
+pub mod random;
+mod rounding;
+pub mod ue4m3;
 pub mod ue8m0;
 
 pub use blocks::{
-    SquareBlocks, TokenBlocks, quantize_square_in_place, quantize_token_blocks_in_place,
+    SquareBlocks, TokenBlocks, nvfp4_round_in_place, quantize_square_in_place,
+    quantize_token_blocks_in_place, round_columns, round_columns_stochastic, round_group,
 };
+pub use e2m1::E2M1;
 pub use e4m3::E4M3;
-pub use exponent::{ExponentRule, block_exponent, pow2};
+pub use exponent::{Element, ExponentRule, block_exponent, block_exponent_of, pow2};
 pub use hadamard::{HadamardError, hadamard, hadamard_rows};
+pub use ue4m3::Ue4m3;
 pub use ue8m0::Ue8m0;

@@ -4,19 +4,22 @@ mod support;
 
 use flamia_format::E4M3;
 use flamia_format::e4m3::round;
-use support::{e4m3_values, pairs, same};
+use support::element::Element;
+use support::{e4m3_values, same};
 
-/// Both ways of rounding.
+fn element() -> Element {
+    Element {
+        values: e4m3_values(),
+        sign: 0x80,
+        encode: |x| E4M3::from_f32(x).0,
+        round,
+        f32_table: include_str!("tables/e4m3_from_f32.txt"),
+    }
+}
+
 #[track_caller]
 fn assert_encodes(x: f32, code: u8) {
-    let found = E4M3::from_f32(x);
-    assert_eq!(found, E4M3(code), "{x:e} gave {found:x?}, not {code:#04x}");
-    let expected = e4m3_values()[usize::from(code)];
-    let rounded = round(x);
-    assert!(
-        same(rounded, expected),
-        "round({x:e}) gave {rounded:e}, not {expected:e}"
-    );
+    element().assert_encodes(x, code);
 }
 
 #[test]
@@ -34,85 +37,25 @@ fn all_codes_decode_and_encode_back() {
     assert_eq!((0..=255).filter(|&code| E4M3(code).is_nan()).count(), 2);
 }
 
-/// Every input of a 16-bit type, from the runs of inputs that share a code.
-fn check_runs(table: &str, widen: impl Fn(u16) -> f32) {
-    let runs = pairs(table);
-    let mut run = 0;
-    for bits in 0..=u16::MAX {
-        if runs
-            .get(run + 1)
-            .is_some_and(|&(start, _)| start == u32::from(bits))
-        {
-            run += 1;
-        }
-        assert_encodes(widen(bits), runs[run].1);
-    }
-    assert_eq!(run + 1, runs.len());
-}
-
 #[test]
 fn all_bf16_inputs() {
-    check_runs(include_str!("tables/e4m3_from_bf16.txt"), |bits| {
-        f32::from_bits(u32::from(bits) << 16)
-    });
+    element().check_bf16(include_str!("tables/e4m3_from_bf16.txt"));
 }
 
 #[test]
 fn all_f16_inputs() {
-    check_runs(include_str!("tables/e4m3_from_f16.txt"), |bits| {
-        let (exponent, mantissa) = (i32::from(bits >> 10 & 0x1F), f64::from(bits & 0x3FF));
-        let magnitude = match exponent {
-            0 => mantissa * 2f64.powi(-24),
-            31 if mantissa == 0.0 => f64::INFINITY,
-            31 => f64::NAN,
-            _ => (1.0 + mantissa / 1024.0) * 2f64.powi(exponent - 15),
-        };
-        (magnitude as f32).copysign(if bits >> 15 == 0 { 1.0 } else { -1.0 })
-    });
-}
-
-fn f32_table() -> Vec<(u32, u8)> {
-    pairs(include_str!("tables/e4m3_from_f32.txt"))
+    element().check_f16(include_str!("tables/e4m3_from_f16.txt"));
 }
 
 #[test]
 fn f32_midpoints_and_their_neighbours() {
-    let table = f32_table();
-    assert_eq!(table.len(), 2 * 126 * 3 + 23);
-    for (bits, code) in table {
-        assert_encodes(f32::from_bits(bits), code);
-    }
-}
-
-/// Rounding never decreases, so that between two neighbours of the table with the same code every
-/// float has that code; neighbours with different codes are adjacent floats.
-fn sweep_f32(step: usize) {
-    let mut table = f32_table();
-    table.retain(|&(bits, _)| f32::from_bits(bits) >= 0.0 && bits >> 31 == 0);
-    table.sort_unstable();
-    table.dedup();
-    let values = e4m3_values();
-    let mut swept = 0;
-    for pair in table.windows(2) {
-        let [(first, code), (last, last_code)] = [pair[0], pair[1]];
-        assert!(code == last_code || last == first + 1);
-        let value = values[usize::from(code)].to_bits();
-        for bits in (first..last).step_by(step) {
-            let x = f32::from_bits(bits);
-            assert!(round(x).to_bits() == value, "{x:e}");
-            assert!(round(-x).to_bits() == value | 1 << 31, "-{x:e}");
-            assert!(E4M3::from_f32(x) == E4M3(code), "{x:e}");
-            assert!(E4M3::from_f32(-x) == E4M3(code | 0x80), "-{x:e}");
-            swept += 1;
-        }
-    }
-    assert!(swept >= (f32::INFINITY.to_bits() as usize) / step);
+    element().check_f32_table(2 * 126 * 3 + 23);
 }
 
 /// A step of 1, every f32 there is, passes too and takes half a minute.
 #[test]
 fn a_sweep_of_f32() {
-    sweep_f32(499);
+    element().sweep_f32(499);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use support::{decoded, same};
 
 #[test]
 fn all_scales_decode() {
-    let table = decoded(include_str!("tables/ue8m0_decode.txt"));
+    let table = decoded(include_str!("tables/ue8m0_decode.txt"), 8);
     for (byte, value) in (0u8..=255).zip(table) {
         let scale = Ue8m0(byte);
         assert!(same(scale.to_f32(), value), "{byte}");

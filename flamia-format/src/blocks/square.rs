@@ -1,8 +1,8 @@
 //! Square blocks: 32 rows by 32 columns share one exponent.
 
 use super::{BLOCK, BlockScale, amax_bits};
-use crate::e4m3::E4M3;
-use crate::exponent::ExponentRule;
+use crate::e4m3::{self, E4M3};
+use crate::exponent::{Element, ExponentRule};
 use crate::ue8m0::Ue8m0;
 
 /// A row-major `[rows, cols]` matrix as E4M3 codes with one exponent per 32x32 block, both sides
@@ -43,7 +43,7 @@ impl SquareBlocks {
                     .chunks_exact(cols)
                     .map(|row| amax_bits(&row[columns.clone()]))
                     .fold(0, u32::max);
-                let scale = BlockScale::new(amax, rule);
+                let scale = BlockScale::new(amax, Element::E4M3, rule);
                 for (row, codes) in values.chunks_exact(cols).zip(codes.chunks_exact_mut(cols)) {
                     scale.encode(&row[columns.clone()], &mut codes[columns.clone()]);
                 }
@@ -93,9 +93,9 @@ pub fn quantize_square_in_place(
     let amax = (0..rows)
         .map(|row| amax_bits(&tile[row * row_stride..][..cols]))
         .fold(0, u32::max);
-    let scale = BlockScale::new(amax, rule);
+    let scale = BlockScale::new(amax, Element::E4M3, rule);
     for row in 0..rows {
-        scale.round(&mut tile[row * row_stride..][..cols]);
+        scale.round(&mut tile[row * row_stride..][..cols], e4m3::round);
     }
     scale.exponent()
 }

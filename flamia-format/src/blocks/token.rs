@@ -1,8 +1,8 @@
 //! Token blocks: 32 rows and all columns share one exponent.
 
 use super::{BLOCK, BlockScale, amax_bits};
-use crate::e4m3::E4M3;
-use crate::exponent::ExponentRule;
+use crate::e4m3::{self, E4M3};
+use crate::exponent::{Element, ExponentRule};
 use crate::ue8m0::Ue8m0;
 
 /// One document's row-major `[rows, cols]` matrix as E4M3 codes with one exponent per 32 rows.
@@ -33,7 +33,7 @@ impl TokenBlocks {
         let mut exponents = Vec::with_capacity(rows.div_ceil(BLOCK));
         let block = block_len(cols);
         for (values, codes) in x.chunks(block).zip(codes.chunks_mut(block)) {
-            let scale = BlockScale::new(amax_bits(values), rule);
+            let scale = BlockScale::new(amax_bits(values), Element::E4M3, rule);
             scale.encode(values, codes);
             exponents.push(scale.exponent());
         }
@@ -72,8 +72,8 @@ pub fn quantize_token_blocks_in_place(
     let blocks = whole_rows(x.len(), cols).div_ceil(BLOCK);
     assert_eq!(exponents.len(), blocks, "one exponent per {BLOCK} rows");
     for (values, exponent) in x.chunks_mut(block_len(cols)).zip(exponents) {
-        let scale = BlockScale::new(amax_bits(values), rule);
-        scale.round(values);
+        let scale = BlockScale::new(amax_bits(values), Element::E4M3, rule);
+        scale.round(values, e4m3::round);
         *exponent = scale.exponent();
     }
 }

@@ -1,10 +1,13 @@
 //! Reads the tables that `scripts/format_tables.py` writes from ml_dtypes.
 #![allow(dead_code)] // each test binary reads only some of them
 
+pub mod element;
+pub mod groups;
+
 use std::sync::LazyLock;
 
 /// The entries of a table: hexadecimal words, a line each.
-fn entries(table: &str) -> impl Iterator<Item = Vec<u32>> {
+pub fn entries(table: &str) -> impl Iterator<Item = Vec<u32>> {
     table
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -22,19 +25,26 @@ pub fn pairs(table: &str) -> Vec<(u32, u8)> {
         .collect()
 }
 
-/// Values given by their f32 bits, 256 of them.
-pub fn decoded(table: &str) -> Vec<f32> {
+/// The values of all codes of a format with `bits` bits, given by their f32 bits.
+pub fn decoded(table: &str, bits: u32) -> Vec<f32> {
     let values: Vec<f32> = entries(table)
         .map(|entry| f32::from_bits(entry[0]))
         .collect();
-    assert_eq!(values.len(), 256);
+    assert_eq!(values.len(), 1 << bits);
     values
 }
 
 /// The value of every E4M3 code.
 pub fn e4m3_values() -> &'static [f32] {
     static VALUES: LazyLock<Vec<f32>> =
-        LazyLock::new(|| decoded(include_str!("../tables/e4m3_decode.txt")));
+        LazyLock::new(|| decoded(include_str!("../tables/e4m3_decode.txt"), 8));
+    &VALUES
+}
+
+/// The value of every E2M1 code.
+pub fn e2m1_values() -> &'static [f32] {
+    static VALUES: LazyLock<Vec<f32>> =
+        LazyLock::new(|| decoded(include_str!("../tables/e2m1_decode.txt"), 4));
     &VALUES
 }
 
