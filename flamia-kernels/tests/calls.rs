@@ -3,7 +3,10 @@
 mod common;
 
 use common::rng;
-use flamia_kernels::{AttentionError, Hadamard, Mask, Options, Path, Profile, TensorView, cpu};
+use flamia_kernels::{
+    Ablation, AttentionError, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard, Mask,
+    OperandScales, Options, Path, Polynomial, Profile, TensorView, ValueScales, cpu,
+};
 use flamia_sched::Documents;
 use rand::RngExt;
 
@@ -86,9 +89,9 @@ fn what_does_not_fit_is_refused_by_name() {
         message.contains("3 query heads cannot share 2"),
         "{message}"
     );
-    let message = refused([8, 4, 96], [8, 2, 96], [8, 2, 96]);
+    let message = refused([8, 4, 80], [8, 2, 80], [8, 2, 80]);
     assert!(
-        message.contains("head dimension 96") && message.contains("[64, 128]"),
+        message.contains("head dimension 80") && message.contains("[64, 96, 128, 256]"),
         "{message}"
     );
     let message = refused([8, 4, 64], [7, 2, 64], kv);
@@ -206,56 +209,134 @@ fn options_that_would_corrupt_results_are_refused() {
     );
 }
 
+fn parses_back<T: std::str::FromStr<Err = AttentionError> + ToString>(names: &[&str]) {
+    for name in names {
+        let Ok(value) = name.parse::<T>() else {
+            panic!("{name} is not known")
+        };
+        assert_eq!(value.to_string(), *name);
+    }
+    assert!("fp8".parse::<T>().is_err());
+}
+
 #[test]
 fn names_parse_back_and_strangers_are_refused() {
-    for name in ["reference", "mxfp8"] {
-        assert_eq!(name.parse::<Path>().unwrap().to_string(), name);
-    }
-    for name in ["block-scaled", "hopper"] {
-        assert_eq!(name.parse::<Profile>().unwrap().to_string(), name);
-    }
-    for name in ["auto", "on", "off"] {
-        assert_eq!(name.parse::<Hadamard>().unwrap().to_string(), name);
+    parses_back::<Path>(&["reference", "mxfp8", "nvfp4", "fp4"]);
+    parses_back::<Profile>(&["block-scaled", "hopper"]);
+    parses_back::<Hadamard>(&["auto", "on", "off"]);
+    parses_back::<DqAccumulator>(&["fp16", "fp16-causal", "fp32"]);
+    parses_back::<OperandScales>(&["block", "token"]);
+    parses_back::<DsExponent>(&["square", "row"]);
+    parses_back::<Exponential>(&["exact", "polynomial", "mitchell-p", "schraudolph"]);
+    parses_back::<ValueScales>(&["diagonal", "everywhere"]);
+    parses_back::<DkRounding>(&["nearest", "stochastic"]);
+    for ablation in Ablation::ALL {
+        parses_back::<Ablation>(&[&ablation.to_string()]);
+        assert!(
+            ablation
+                .warning()
+                .contains(&format!("`ablate = {ablation}`"))
+        );
     }
     let error = "fp8".parse::<Path>().unwrap_err().to_string();
     assert_eq!(
         error,
-        r#"Path "fp8" is not known: use one of ["reference", "mxfp8"]"#
+        r#"Path "fp8" is not known: use one of ["reference", "mxfp8", "nvfp4", "fp4"]"#
     );
 }
 
+/// What does not go together, with the words that say what to do.
 #[test]
-fn the_rotation_is_on_at_head_dimension_128_alone() {
-    let options = Options::new(Path::Mxfp8, Mask::Causal);
-    assert!(options.rotates(128) && !options.rotates(64));
-    assert!(
-        Options {
-            hadamard: Hadamard::On,
-            ..options
+fn options_that_do_not_go_together_are_refused() {
+    let new = |path| Options::new(path, Mask::Causal);
+    let refused = |options: Options, head_dim: usize, words: &[&str]| {
+        let message = options.validate(head_dim).unwrap_err().to_string();
+        for word in words {
+            assert!(message.contains(word), "{message}");
         }
-        .rotates(64)
-    );
-    assert!(
-        !Options {
-            hadamard: Hadamard::Off,
-            ..options
+    };
+    for path in Path::ALL {
+        for head_dim in [64, 96, 128, 256] {
+            assert_eq!(new(path).validate(head_dim), Ok(()));
+            assert_eq!(new(path).exact().validate(head_dim), Ok(()));
         }
-        .rotates(128)
-    );
-    assert!(
-        !Options {
-            hadamard: Hadamard::On,
-            ..Options::new(Path::Reference, Mask::Full)
+        refused(new(path), 80, &["80", "64, 96, 128, 256"]);
+    }
+    let hopper = Options {
+        profile: Profile::Hopper,
+        ..new(Path::Mxfp8)
+    };
+    refused(hopper, 96, &["[64, 128]"]);
+    refused(hopper.exact(), 64, &["profile hopper", "block-scaled"]);
+    for path in [Path::Nvfp4, Path::Fp4] {
+        let options = Options {
+            profile: Profile::Hopper,
+            ..new(path)
+        };
+        refused(options, 64, &["Hopper has no 4-bit"]);
+    }
+    let rotated = Options {
+        hadamard: Hadamard::On,
+        ..new(Path::Nvfp4)
+    };
+    assert_eq!(rotated.validate(256), Ok(()));
+    refused(rotated, 96, &["power of two"]);
+    let options = Options {
+        dk_rounding: DkRounding::Stochastic,
+        ..new(Path::Mxfp8)
+    };
+    refused(options, 64, &["options of `fp4`"]);
+    let exponentials = [
+        Exponential::Polynomial,
+        Exponential::MitchellP,
+        Exponential::Schraudolph,
+    ];
+    for (exponential, paths) in exponentials.into_iter().zip([
+        &[Path::Mxfp8, Path::Nvfp4, Path::Fp4][..],
+        &[Path::Fp4],
+        &[Path::Mxfp8, Path::Nvfp4],
+    ]) {
+        for path in Path::ALL {
+            let options = Options {
+                exponential,
+                ..new(path)
+            };
+            assert_eq!(
+                options.validate(64).is_ok(),
+                paths.contains(&path),
+                "{exponential} {path}"
+            );
+            let trains = exponential == Exponential::Polynomial && paths.contains(&path);
+            assert_eq!(
+                options.validate_training(64).is_ok(),
+                trains,
+                "{exponential} {path}"
+            );
         }
-        .rotates(128)
+    }
+    let options = Options {
+        exponential: Exponential::Schraudolph,
+        ..new(Path::Mxfp8)
+    };
+    let message = options.validate_training(64).unwrap_err().to_string();
+    assert!(
+        message.contains("inference only") && message.contains("backward"),
+        "{message}"
     );
-}
-
-#[test]
-fn nothing_in_gives_nothing_out() {
-    let options = Options::new(Path::Mxfp8, Mask::Causal);
-    let documents = Documents::from_lengths(&[0, 0]).unwrap();
-    let view = TensorView::packed("x", &[0.0f32; 0], 0, 2, 64).unwrap();
-    let forward = cpu::forward(&view, &view, &view, &documents, &options, None).unwrap();
-    assert!(forward.o.is_empty() && forward.lse.is_empty());
+    for ablation in Ablation::ALL {
+        for path in Path::ALL {
+            let options = Options {
+                ablate: Some(ablation),
+                ..new(path)
+            };
+            assert_eq!(options.validate(64).is_ok(), ablation.applies_to(path));
+        }
+    }
+    for (degree, eighths) in [(1, 4), (6, 4), (3, 9)] {
+        let options = Options {
+            polynomial: Polynomial { degree, eighths },
+            ..new(Path::Mxfp8)
+        };
+        refused(options, 64, &["polynomial"]);
+    }
 }

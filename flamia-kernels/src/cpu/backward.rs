@@ -1,4 +1,4 @@
-//! Backward pass of `reference` and of block-scaled `mxfp8`: one query head.
+//! Backward pass of `reference` and of the block-scaled paths: one query head.
 //!
 //! Key tiles ascend, and inside each the query blocks that see it; every sum therefore has one
 //! order, whatever the number of threads.
@@ -9,27 +9,31 @@ use flamia_sched::{Mask, TILE};
 
 use super::block::Block;
 use super::gemm::{Gemm, Operand, PAD, Shape};
-use super::operands::{Panels, Rows};
+use super::operands::{Panels, Prepared, Rows};
 use super::real::{Real, lane_sum};
-use super::scheme::BlockScheme;
+use super::scheme::{BlockScheme, Folds, Pass, SoftmaxGradients};
 use super::simd::Task;
 use super::softmax::fill_outside;
 use crate::stats::StatsSnapshot;
 
 /// Keys and values of one head of one document, in both orientations.
 pub(crate) struct KeysValues<R> {
-    pub k: Rows<R>,
-    pub v: Rows<R>,
+    pub k: Prepared<R>,
+    pub v: Prepared<R>,
     pub k_panels: Panels<R>,
     pub v_panels: Panels<R>,
+    /// V where dP reads it with per-key scales, if that differs.
+    pub v_per_key_panels: Option<Panels<R>>,
 }
 
 /// A query head of one document and all that its backward pass reads.
 pub(crate) struct QueryHead<'a, S: BlockScheme> {
     pub scheme: &'a S,
     pub kv: &'a KeysValues<S::Real>,
-    pub q: &'a Rows<S::Real>,
-    pub d_o: &'a Rows<S::Real>,
+    /// Number of the head in the call, which stochastic rounding depends on.
+    pub head: usize,
+    pub q: &'a Prepared<S::Real>,
+    pub d_o: &'a Prepared<S::Real>,
     /// Output of the forward pass.
     pub o: &'a Rows<S::Real>,
     /// Log-sum-exp of the forward pass, one per row.
@@ -58,7 +62,7 @@ pub(crate) struct RowSums<R> {
 impl<R: Real> RowSums<R> {
     #[inline(always)]
     pub fn new(d_o: &Rows<R>, o: &Rows<R>, lse: &[R]) -> Self {
-        let padded = d_o.data.len() / d_o.dim;
+        let padded = d_o.padded_len();
         let mut d = vec![R::ZERO; padded];
         let mut lse2 = vec![R::INFINITY; padded];
         for row in 0..d_o.len {
@@ -67,16 +71,6 @@ impl<R: Real> RowSums<R> {
         }
         Self { d, lse2 }
     }
-}
-
-/// Turns products S into probabilities 2^(S · scale - lse2), in place; keys that are not `visible`
-/// get 0.
-#[inline(always)]
-pub(crate) fn probabilities<R: Real>(s: &mut [R], visible: &Range<usize>, scale: R, lse2: R) {
-    for s in s[visible.clone()].iter_mut() {
-        *s = (*s * scale - lse2).exp2();
-    }
-    fill_outside(s, visible, R::ZERO);
 }
 
 /// Turns dP into dS = P ∘ (dP - D), in place; keys that are not `visible` get 0.
@@ -93,17 +87,20 @@ impl<S: BlockScheme> Task for QueryHead<'_, S> {
 
     #[inline(always)]
     fn run<G: Gemm>(self) -> Self::Output {
-        let (len, dim) = (self.q.len, self.q.dim);
-        let kv = self.kv;
+        let (q, d_o, kv) = (&self.q.dim, &self.d_o.dim, self.kv);
+        let (len, dim) = (q.len, q.dim);
         let scale2 = S::Real::from_f64(self.scale * std::f64::consts::LOG2_E);
-        let dv_scale = S::Real::from_f64(S::DV_P_SCALE);
-        let sums = RowSums::new(self.d_o, self.o, self.lse);
-        let prescale = self.scheme.dq_prescale(self.d_o, &kv.v, &kv.k);
+        let sums = RowSums::new(self.d_o.unrounded.as_ref().unwrap_or(d_o), self.o, self.lse);
+        let prescales = self.scheme.dq_prescales(self.d_o, &kv.v, &kv.k, self.mask);
+        let (q_over_tokens, q_fold) = self.q.over_tokens(false);
+        let (d_o_over_tokens, d_o_fold) = self.d_o.over_tokens(false);
+        let (k_over_tokens, k_fold) = kv.k.over_tokens(false);
 
         let [mut dq, mut dk, mut dv] = std::array::from_fn(|_| Rows::zeros(len, dim));
         let mut counts = StatsSnapshot::default();
         let mut p = vec![S::Real::ZERO; PAD * TILE];
         let mut ds = vec![S::Real::ZERO; PAD * TILE];
+        let mut ds_for_dk = vec![S::Real::ZERO; PAD * TILE];
         let mut partial = vec![S::Real::ZERO; PAD * dim];
 
         for start in (0..len).step_by(TILE) {
@@ -114,45 +111,65 @@ impl<S: BlockScheme> Task for QueryHead<'_, S> {
                 };
                 let width = block.width;
                 kv.k_panels
-                    .scores::<G>(&mut p, TILE, self.q.operand(row), block.key, width);
-                kv.v_panels
-                    .scores::<G>(&mut ds, TILE, self.d_o.operand(row), block.key, width);
+                    .scores::<G>(&mut p, TILE, q.operand(row), block.key, width);
+                let per_key = self
+                    .scheme
+                    .per_key(Pass::Backward, self.mask, row, block.key);
+                let special = kv.v_per_key_panels.as_ref().filter(|_| per_key);
+                let v_panels = special.unwrap_or(&kv.v_panels);
+                v_panels.scores::<G>(&mut ds, TILE, d_o.operand(row), block.key, width);
 
                 for i in 0..PAD {
                     let visible = block.visible(i);
                     let p = &mut p[i * TILE..][..width];
                     let ds = &mut ds[i * TILE..][..width];
-                    probabilities(p, &visible, scale2, sums.lse2[row + i]);
-                    softmax_gradient(ds, p, &visible, sums.d[row + i]);
+                    let lse2 = sums.lse2[row + i];
                     for p in p.iter_mut() {
-                        *p *= dv_scale;
+                        *p = *p * scale2 - lse2;
                     }
-                    counts.saturated += self.scheme.round_p(p);
+                    self.scheme.exp2(p);
+                    fill_outside(p, &visible, S::Real::ZERO);
+                    softmax_gradient(ds, p, &visible, sums.d[row + i]);
                 }
-                counts += self.scheme.round_ds(&mut ds, width);
+                counts.saturated += self.scheme.round_p(&mut p, &block, d_o_fold);
+                let gradients = SoftmaxGradients {
+                    ds: &mut ds,
+                    for_dk: &mut ds_for_dk,
+                };
+                let folds = Folds {
+                    k: k_fold,
+                    q: q_fold,
+                };
+                let (separate, rounded) = self.scheme.round_ds(gradients, &block, folds, self.head);
+                counts += rounded;
 
                 let shape = Shape::of_rows(width, PAD, dim);
-                let d_o = self.d_o.from(row);
                 let dv = &mut dv.data[block.key * dim..];
-                G::accumulate(dv, Operand::transposed(&p, TILE), d_o, shape);
-                let q = self.q.from(row);
+                let p = Operand::transposed(&p, TILE);
+                G::accumulate(dv, p, d_o_over_tokens.from(row), shape);
                 let dk = &mut dk.data[block.key * dim..];
-                G::accumulate(dk, Operand::transposed(&ds, TILE), q, shape);
+                let for_dk = Operand::transposed(if separate { &ds_for_dk } else { &ds }, TILE);
+                G::accumulate(dk, for_dk, q_over_tokens.from(row), shape);
 
                 partial.fill(S::Real::ZERO);
-                let k = kv.k.from(block.key);
+                let k = k_over_tokens.from(block.key);
                 let shape = Shape::of_rows(PAD, width, dim);
                 G::accumulate(&mut partial, Operand::rows(&ds, TILE), k, shape);
-                let dq = &mut dq.data[row * dim..][..PAD * dim];
-                self.scheme
-                    .add_dq(dq, &partial, S::Real::from_f64(prescale));
+                let rows = dq.data[row * dim..].chunks_exact_mut(dim);
+                let partials = partial.chunks_exact(dim);
+                for ((dq, partial), prescale) in rows.zip(partials).zip(&prescales[row..]) {
+                    self.scheme.add_dq(dq, partial, *prescale);
+                }
             }
         }
 
-        let [unscale_q, unscale_v] =
-            [prescale, S::DV_P_SCALE].map(|scale| S::Real::from_f64(1.0 / scale));
-        dq.data.iter_mut().for_each(|x| *x *= unscale_q);
-        dv.data.iter_mut().for_each(|x| *x *= unscale_v);
+        let one = S::Real::from_f64(1.0);
+        for (dq, prescale) in dq.data.chunks_exact_mut(dim).zip(&prescales) {
+            let unscale = one / *prescale;
+            dq.iter_mut().for_each(|x| *x *= unscale);
+        }
+        let unscale = one / self.scheme.dv_scale();
+        dv.data.iter_mut().for_each(|x| *x *= unscale);
         HeadGradients { dq, dk, dv, counts }
     }
 }

@@ -1,4 +1,4 @@
-//! Units of `reference` and of block-scaled `mxfp8`.
+//! Units of `reference` and of the block-scaled paths.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::backward::{HeadGradients, KeysValues, QueryHead};
 use super::forward::{QueryTile, TileOutput};
-use super::operands::{Panels, Rows};
+use super::operands::{Panels, Prepared, Rows};
 use super::real::Real;
 use super::scheme::BlockScheme;
 use super::simd::dispatch;
@@ -16,19 +16,22 @@ use super::unit::{Backend, SavedHead, UnitGradients};
 impl<S: BlockScheme> Backend for S {
     type KeysValues = KeysValues<S::Real>;
 
-    fn keys_values(&self, k: Rows<S::Real>, v: Rows<S::Real>) -> KeysValues<S::Real> {
-        let (k_panels, v_panels) = (Panels::new(&k), Panels::new(&v));
+    fn keys_values(&self, k: Prepared<S::Real>, v: Prepared<S::Real>) -> KeysValues<S::Real> {
+        let (k_panels, v_panels) = (Panels::new(&k.dim), Panels::new(&v.dim));
+        let per_key = v.per_key.as_ref().and_then(|per_key| per_key.dim.as_ref());
+        let v_per_key_panels = per_key.map(Panels::new);
         KeysValues {
             k,
             v,
             k_panels,
             v_panels,
+            v_per_key_panels,
         }
     }
 
     fn attend(
         &self,
-        q: &Rows<S::Real>,
+        q: &Prepared<S::Real>,
         kv: &KeysValues<S::Real>,
         queries: Range<usize>,
         mask: Mask,
@@ -37,8 +40,7 @@ impl<S: BlockScheme> Backend for S {
         dispatch(QueryTile {
             scheme: self,
             q,
-            k: &kv.k_panels,
-            v: &kv.v,
+            kv,
             queries,
             mask,
             scale: S::Real::from_f64(scale * std::f64::consts::LOG2_E),
@@ -55,10 +57,17 @@ impl<S: BlockScheme> Backend for S {
         let parts: Vec<HeadGradients<S::Real>> = heads
             .par_iter()
             .map(|head| {
-                let SavedHead { q, d_o, o, lse } = head;
+                let SavedHead {
+                    head,
+                    q,
+                    d_o,
+                    o,
+                    lse,
+                } = head;
                 dispatch(QueryHead {
                     scheme: self,
                     kv,
+                    head: *head,
                     q,
                     d_o,
                     o,
@@ -71,8 +80,8 @@ impl<S: BlockScheme> Backend for S {
         // dK and dV are summed over the group in the order of its heads.
         let mut sum = UnitGradients {
             dq: Vec::with_capacity(parts.len()),
-            dk: Rows::zeros(kv.k.len, kv.k.dim),
-            dv: Rows::zeros(kv.k.len, kv.k.dim),
+            dk: Rows::zeros(kv.k.dim.len, kv.k.dim.dim),
+            dv: Rows::zeros(kv.k.dim.len, kv.k.dim.dim),
             counts: Default::default(),
         };
         for part in parts {
@@ -95,16 +104,25 @@ fn add<R: Real>(sum: &mut Rows<R>, part: &Rows<R>) {
 mod tests {
     use super::super::simd::{Baseline, Task};
     use super::*;
-    use crate::cpu::operands::Prepare;
-    use crate::cpu::scheme::BlockScaled;
+    use crate::cpu::low_bit::LowBit;
+    use crate::cpu::operands::{Prepare, Role};
     use crate::options::{Options, Path};
 
     /// A whole tile and a whole head give the same bits with and without vector instructions.
     #[test]
     fn the_instruction_set_does_not_show() {
+        for path in [Path::Mxfp8, Path::Nvfp4, Path::Fp4] {
+            check(&LowBit::new(&Options::new(path, Mask::Causal), None));
+            check(&LowBit::new(
+                &Options::new(path, Mask::Causal).exact(),
+                None,
+            ));
+        }
+    }
+
+    fn check(scheme: &LowBit) {
         let (len, dim) = (150, 64);
-        let scheme = &BlockScaled::new(&Options::new(Path::Mxfp8, Mask::Causal));
-        let rows = |seed: usize| {
+        let rows = |seed: usize, role: Role| {
             let mut rows = Rows::zeros(len, dim);
             for (i, x) in rows.unpadded_mut().iter_mut().enumerate() {
                 *x = ((i * 7919 + seed) as f32 * 0.618).sin() * 2.0;
@@ -112,22 +130,33 @@ mod tests {
             Prepare {
                 scheme,
                 rows,
+                role,
                 rotate: true,
             }
-            .run::<Baseline>()
         };
-        let (q, d_o, kv) = (&rows(1), &rows(2), &scheme.keys_values(rows(3), rows(4)));
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let prepared = |seed, role| {
+            let fast = dispatch(rows(seed, role));
+            let plain = rows(seed, role).run::<Baseline>();
+            for per_key in [false, true] {
+                let [fast, plain] = [&fast, &plain].map(|x| bits(&x.over_tokens(per_key).0.data));
+                assert!(fast == plain);
+            }
+            assert!(bits(&fast.dim.data) == bits(&plain.dim.data));
+            fast
+        };
+        let q = &prepared(1, Role::Query);
+        let d_o = &prepared(2, Role::OutputGradient);
+        let kv = &scheme.keys_values(prepared(3, Role::Key), prepared(4, Role::Value));
         let mask = Mask::Causal;
         let tile = || QueryTile {
             scheme,
             q,
-            k: &kv.k_panels,
-            v: &kv.v,
+            kv,
             queries: 0..128,
             mask,
             scale: 0.18,
         };
-        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let (fast, plain) = (dispatch(tile()), tile().run::<Baseline>());
         assert!(bits(&fast.o) == bits(&plain.o));
         assert!(bits(&fast.lse) == bits(&plain.lse));
@@ -139,6 +168,7 @@ mod tests {
         let head = || QueryHead {
             scheme,
             kv,
+            head: 3,
             q,
             d_o,
             o,

@@ -7,13 +7,14 @@ use rayon::prelude::*;
 
 use super::forward::TileOutput;
 use super::hopper::Hopper;
-use super::operands::{Prepare, Rows};
+use super::low_bit::{LowBit, TensorMaxima};
+use super::operands::{Prepare, Role, Rows, rotate};
 use super::real::Real;
-use super::scheme::{BlockScaled, Exact};
+use super::scheme::Exact;
 use super::simd::dispatch;
 use super::unit::{Backend, Finish, SavedHead, UnitGradients};
 use crate::error::AttentionError;
-use crate::options::{Options, Path, Profile};
+use crate::options::{Ablation, Options, Path, Profile};
 use crate::stats::{Stats, StatsSnapshot};
 use crate::view::{Element, Source, TensorView};
 
@@ -45,8 +46,9 @@ pub struct Gradients<E> {
 /// `h / (heads / kv_heads)`. `documents` cover `batch * length` rows, none of them in two sequences
 /// of the batch. Runs on rayon's current thread pool; the result does not depend on its size.
 ///
-/// A NaN or infinity in an operand of `mxfp8` makes its whole block of 32 tokens NaN, and with it
-/// every result that reads the block; other blocks and other documents are untouched.
+/// A NaN or infinity in an operand of a low-bit path makes its whole scale group NaN (32 tokens
+/// of `mxfp8`), and with it every result that reads the group; other groups and other documents are
+/// untouched.
 ///
 /// # Errors
 /// See [`AttentionError`]; nothing is computed then.
@@ -61,7 +63,7 @@ pub fn forward<E: Element>(
     let call = Call::new(q, [("k", k), ("v", v)], [], documents, options)?;
     let (result, counts) = match options.path {
         Path::Reference => call.collect_forward(E::Real::exact_forward(&call, q, k, v)),
-        _ => call.collect_forward(mxfp8_forward(&call, q, k, v)),
+        _ => call.collect_forward(low_bit_forward(&call, q, k, v)),
     };
     if let Some(stats) = stats {
         stats.add(counts);
@@ -98,6 +100,7 @@ pub fn backward<E: Element>(
         documents,
         options,
     )?;
+    options.validate_training(call.head_dim)?;
     if lse.len() != call.heads * call.rows {
         return Err(AttentionError::Shape {
             tensor: "lse",
@@ -118,7 +121,7 @@ pub fn backward<E: Element>(
                 lse: &lse,
                 d_o,
             };
-            call.collect_backward(mxfp8_backward(&call, saved, k, v))
+            call.collect_backward(low_bit_backward(&call, saved, k, v))
         }
     };
     if let Some(stats) = stats {
@@ -187,26 +190,29 @@ macro_rules! exactly {
 
 exactly!(f32, f64);
 
-fn mxfp8_forward(
+fn low_bit_forward(
     call: &Call,
     q: &dyn Source<f32>,
     k: &dyn Source<f32>,
     v: &dyn Source<f32>,
 ) -> Vec<Tile<f32>> {
     match call.options.profile {
-        Profile::BlockScaled => call.forward(&BlockScaled::new(call.options), q, k, v),
+        Profile::BlockScaled => call.forward(&call.low_bit([q, k, v], None), q, k, v),
         Profile::Hopper => call.forward(&Hopper::new(call.options), q, k, v),
     }
 }
 
-fn mxfp8_backward(
+fn low_bit_backward(
     call: &Call,
     saved: Saved<f32>,
     k: &dyn Source<f32>,
     v: &dyn Source<f32>,
 ) -> Vec<UnitGradients<f32>> {
     match call.options.profile {
-        Profile::BlockScaled => call.backward(&BlockScaled::new(call.options), saved, k, v),
+        Profile::BlockScaled => {
+            let scheme = call.low_bit([saved.q, k, v], Some(saved.d_o));
+            call.backward(&scheme, saved, k, v)
+        }
         Profile::Hopper => call.backward(&Hopper::new(call.options), saved, k, v),
     }
 }
@@ -311,19 +317,64 @@ impl<'a> Call<'a> {
         self.options.softmax_scale(self.head_dim)
     }
 
-    /// One head of a unit's document, as products read it. Only Q and K are rotated.
+    /// The block-scaled rounding of the call.
+    fn low_bit(&self, qkv: [&dyn Source<f32>; 3], d_o: Option<&dyn Source<f32>>) -> LowBit {
+        let maxima = (self.options.ablate == Some(Ablation::PerTensor)).then(|| {
+            let [q, k, v] = qkv;
+            TensorMaxima {
+                q: self.tensor_amax(q, self.heads, Role::Query),
+                k: self.tensor_amax(k, self.kv_heads, Role::Key),
+                v: self.tensor_amax(v, self.kv_heads, Role::Value),
+                d_o: d_o.map_or(0.0, |d_o| {
+                    self.tensor_amax(d_o, self.heads, Role::OutputGradient)
+                }),
+            }
+        });
+        LowBit::new(self.options, maxima)
+    }
+
+    /// The largest magnitude of a whole tensor, rotated as products read it.
+    fn tensor_amax(&self, source: &dyn Source<f32>, heads: usize, role: Role) -> f32 {
+        let mut amax = 0.0f32;
+        for unit in self.units.iter().filter(|unit| unit.kv_head == 0) {
+            for head in 0..heads {
+                let mut rows = self.gather(source, head, unit);
+                if self.rotates(role) {
+                    let dim = rows.dim;
+                    rotate(rows.unpadded_mut(), dim);
+                }
+                // f32::max would leave a NaN out, which has to poison the tensor.
+                for x in &rows.data {
+                    amax = if x.is_nan() || amax.is_nan() {
+                        f32::NAN
+                    } else {
+                        amax.max(x.abs())
+                    };
+                }
+            }
+        }
+        amax
+    }
+
+    /// Only Q and K are rotated.
+    fn rotates(&self, role: Role) -> bool {
+        matches!(role, Role::Query | Role::Key) && self.options.rotates(self.head_dim)
+    }
+
+    /// One head of a unit's document, as products read it.
     fn load<B: Backend>(
         &self,
         backend: &B,
         source: &dyn Source<B::Real>,
         head: usize,
         unit: &Unit,
-        rotated: bool,
+        role: Role,
     ) -> B::Loaded {
         dispatch(Prepare {
             scheme: backend,
             rows: self.gather(source, head, unit),
-            rotate: rotated && self.options.rotates(self.head_dim),
+            role,
+            rotate: self.rotates(role),
         })
     }
 
@@ -341,8 +392,8 @@ impl<'a> Call<'a> {
         unit: &Unit,
     ) -> B::KeysValues {
         backend.keys_values(
-            self.load(backend, k, unit.kv_head, unit, true),
-            self.load(backend, v, unit.kv_head, unit, false),
+            self.load(backend, k, unit.kv_head, unit, Role::Key),
+            self.load(backend, v, unit.kv_head, unit, Role::Value),
         )
     }
 
@@ -357,7 +408,7 @@ impl<'a> Call<'a> {
             let kv = self.load_keys(backend, k, v, unit);
             let mut outputs = Vec::new();
             for head in self.query_heads(unit) {
-                let q = self.load(backend, q, head, unit, true);
+                let q = self.load(backend, q, head, unit, Role::Query);
                 let tiles: Vec<_> = query_tiles(unit.document.len()).collect();
                 outputs.par_extend(tiles.into_par_iter().map(|queries| {
                     let start = unit.document.start + queries.start;
@@ -402,8 +453,9 @@ impl<'a> Call<'a> {
         let heads = self
             .query_heads(unit)
             .map(|head| SavedHead {
-                q: self.load(backend, saved.q, head, unit, true),
-                d_o: self.load(backend, saved.d_o, head, unit, false),
+                head,
+                q: self.load(backend, saved.q, head, unit, Role::Query),
+                d_o: self.load(backend, saved.d_o, head, unit, Role::OutputGradient),
                 o: self.gather(saved.o, head, unit),
                 lse: saved.lse[head * self.rows..][unit.document.clone()].to_vec(),
             })

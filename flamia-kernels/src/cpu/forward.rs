@@ -1,23 +1,23 @@
-//! Forward pass of `reference` and of block-scaled `mxfp8`: one query tile.
+//! Forward pass of `reference` and of the block-scaled paths: one query tile.
 
 use std::ops::Range;
 
 use flamia_sched::{Mask, TILE, key_tiles};
 
+use super::backward::KeysValues;
 use super::block::Block;
 use super::gemm::{Gemm, Operand, PAD, Shape};
-use super::operands::{Panels, Rows};
+use super::operands::Prepared;
 use super::real::Real;
-use super::scheme::BlockScheme;
+use super::scheme::{BlockScheme, Pass};
 use super::simd::Task;
 use super::softmax::SoftmaxRow;
 
 /// A query tile of one head and all that it reads.
 pub(crate) struct QueryTile<'a, S: BlockScheme> {
     pub scheme: &'a S,
-    pub q: &'a Rows<S::Real>,
-    pub k: &'a Panels<S::Real>,
-    pub v: &'a Rows<S::Real>,
+    pub q: &'a Prepared<S::Real>,
+    pub kv: &'a KeysValues<S::Real>,
     /// Rows of the tile, counted from the document's start.
     pub queries: Range<usize>,
     pub mask: Mask,
@@ -51,7 +51,8 @@ impl<S: BlockScheme> Task for QueryTile<'_, S> {
 
     #[inline(always)]
     fn run<G: Gemm>(self) -> Self::Output {
-        let (len, dim) = (self.q.len, self.q.dim);
+        let q = &self.q.dim;
+        let (len, dim) = (q.len, q.dim);
         let (c, tau) = (self.scheme.c(), self.scheme.tau());
         let mut output = TileOutput::new(self.queries.len(), dim);
         let mut p = vec![S::Real::ZERO; PAD * TILE];
@@ -65,8 +66,13 @@ impl<S: BlockScheme> Task for QueryTile<'_, S> {
                     continue;
                 };
                 let width = block.width;
-                self.k
-                    .scores::<G>(&mut p, TILE, self.q.operand(row), block.key, width);
+                let k = &self.kv.k_panels;
+                k.scores::<G>(&mut p, TILE, q.operand(row), block.key, width);
+                let per_key = self
+                    .scheme
+                    .per_key(Pass::Forward, self.mask, row, block.key);
+                let (v, fold) = self.kv.v.over_tokens(per_key);
+                let fold = fold.map(|fold| (fold, block.key));
 
                 for (i, softmax) in softmax.iter_mut().enumerate() {
                     let p = &mut p[i * TILE..][..width];
@@ -80,12 +86,12 @@ impl<S: BlockScheme> Task for QueryTile<'_, S> {
                     if max > softmax.max + tau {
                         softmax.rescale(max, &mut o[i * dim..][..dim]);
                     }
-                    softmax.exponentiate(p, c);
-                    output.saturated += self.scheme.round_p(p);
+                    let (sum, clamped) = self.scheme.probabilities(p, softmax.max, &visible, fold);
+                    softmax.add(sum);
+                    output.saturated += clamped;
                 }
-                let v = self.v.from(block.key);
                 let shape = Shape::of_rows(PAD, width, dim);
-                G::accumulate(o, Operand::rows(&p, TILE), v, shape);
+                G::accumulate(o, Operand::rows(&p, TILE), v.from(block.key), shape);
             }
 
             let lse = &mut output.lse[i * PAD..][..PAD];

@@ -44,19 +44,6 @@ impl<R: Real> SoftmaxRow<R> {
         }
     }
 
-    /// Turns scores into 2^(x - max + c) and adds them to the sum.
-    #[inline(always)]
-    pub fn exponentiate(&mut self, x: &mut [R], c: R) {
-        let mut lanes = [R::ZERO; LANES];
-        for x in x.chunks_exact_mut(LANES) {
-            for (x, lane) in x.iter_mut().zip(&mut lanes) {
-                *x = ((*x - self.max) + c).exp2();
-                *lane += *x;
-            }
-        }
-        self.add(fold_lanes(&mut lanes));
-    }
-
     #[inline(always)]
     pub fn add(&mut self, sum: R) {
         self.sum += sum;
@@ -82,6 +69,26 @@ impl<R: Real> SoftmaxRow<R> {
 pub(crate) fn fill_outside<R: Real>(values: &mut [R], visible: &Range<usize>, value: R) {
     values[..visible.start].fill(value);
     values[visible.end..].fill(value);
+}
+
+/// Makes scores relative to `max`, with the power of two of P.
+#[inline(always)]
+pub(crate) fn relative<R: Real>(x: &mut [R], max: R, c: R) {
+    for x in x {
+        *x = (*x - max) + c;
+    }
+}
+
+/// The sum of whole lanes.
+#[inline(always)]
+pub(crate) fn lane_total<R: Real>(values: &[R]) -> R {
+    let mut lanes = [R::ZERO; LANES];
+    for values in values.chunks_exact(LANES) {
+        for (value, lane) in values.iter().zip(&mut lanes) {
+            *lane += *value;
+        }
+    }
+    fold_lanes(&mut lanes)
 }
 
 /// The largest value, NaN left out; -∞ if there is none.

@@ -13,6 +13,8 @@ use crate::stats::StatsSnapshot;
 
 /// What a query head needs in the backward pass besides keys and values.
 pub(crate) struct SavedHead<S: Scheme> {
+    /// Number of the head in the call.
+    pub head: usize,
     pub q: S::Loaded,
     pub d_o: S::Loaded,
     pub o: Rows<S::Real>,

@@ -128,10 +128,12 @@ pub fn oracle(problem: &Problem, mask: Mask) -> Results {
             for i in document.clone() {
                 let q = problem.row_of(&problem.q, heads, i, head);
                 let d_o = problem.row_of(&problem.d_o, heads, i, head);
-                let keys = document.start..if mask == Mask::Causal {
-                    i + 1
-                } else {
-                    document.end
+                let keys = match mask {
+                    Mask::Causal => document.start..i + 1,
+                    Mask::Full => document.clone(),
+                    Mask::Window(keys) => {
+                        document.start.max((i + 1).saturating_sub(keys.get()))..i + 1
+                    }
                 };
                 let k = |j| problem.row_of(&problem.k, kv_heads, j, kv_head);
                 let v = |j| problem.row_of(&problem.v, kv_heads, j, kv_head);

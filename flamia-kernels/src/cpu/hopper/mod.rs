@@ -15,7 +15,8 @@ mod reference;
 use std::ops::Range;
 
 use flamia_format::e4m3;
-use flamia_format::exponent::pow2;
+use flamia_format::exponent::{ExponentRule, pow2};
+use flamia_format::quantize_token_blocks_in_place;
 use flamia_format::ue8m0::Ue8m0;
 use flamia_sched::Mask;
 use rayon::prelude::*;
@@ -26,8 +27,9 @@ use self::queries::{QueryGradients, QueryHead};
 use super::backward::RowSums;
 use super::forward::TileOutput;
 use super::gemm::PAD;
-use super::operands::{Panels, Rows, rotate};
-use super::scheme::{Scheme, quantize_tokens, round_bf16};
+use super::low_bit::round_bf16;
+use super::operands::{Panels, Role, Rows, rotate};
+use super::scheme::Scheme;
 use super::simd::dispatch;
 use super::unit::{Backend, SavedHead, UnitGradients};
 use crate::options::{MmaAccumulator, Options};
@@ -118,8 +120,10 @@ impl Scheme for Hopper {
     }
 
     #[inline(always)]
-    fn quantize(&self, mut rows: Rows<f32>) -> Codes {
-        let mut exponents = quantize_tokens(&mut rows);
+    fn quantize(&self, _: Role, mut rows: Rows<f32>) -> Codes {
+        let mut exponents = vec![Ue8m0::ZERO_BLOCK; rows.len.div_ceil(PAD)];
+        let dim = rows.dim;
+        quantize_token_blocks_in_place(rows.unpadded_mut(), dim, ExponentRule::Up, &mut exponents);
         for (exponent, block) in exponents
             .iter_mut()
             .zip(rows.data.chunks_exact_mut(PAD * rows.dim))
@@ -200,7 +204,7 @@ impl Backend for Hopper {
     ) -> UnitGradients<f32> {
         let heads: Vec<QueryOperands> = heads
             .into_iter()
-            .map(|SavedHead { q, d_o, o, lse }| {
+            .map(|SavedHead { q, d_o, o, lse, .. }| {
                 let sums = RowSums::new(&d_o.dequantize(), &o, &lse);
                 QueryOperands { q, d_o, sums }
             })

@@ -1,0 +1,234 @@
+//! The low-bit paths where products apply block scales exactly: operands are held as the values
+//! that their codes and scales stand for.
+//!
+//! Where a scale varies along a contraction within a hardware group, it is folded: the operand is
+//! held as the values of its codes, and the other factor is multiplied with the scales before it is
+//! rounded.
+
+mod gradients;
+mod operands;
+mod prescale;
+mod probabilities;
+
+use std::ops::Range;
+
+use flamia_format::e4m3::{self, E4M3};
+use flamia_format::{Element, ExponentRule};
+use flamia_sched::{Mask, TILE};
+use half::bf16;
+
+use super::block::Block;
+use super::exponential::Exp2;
+use super::operands::{Fold, Prepared, Role, Rows, rotate};
+use super::scheme::{BlockScheme, Folds, Pass, Scheme, SoftmaxGradients};
+use crate::options::{
+    Ablation, DkRounding, DqAccumulator, DsExponent, OperandScales, Options, Path, ValueScales,
+};
+use crate::stats::StatsSnapshot;
+
+/// The largest magnitudes of the whole packed tensors, for scales that cover all of one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TensorMaxima {
+    pub q: f32,
+    pub k: f32,
+    pub v: f32,
+    pub d_o: f32,
+}
+
+/// The rounding of a block-scaled low-bit path.
+#[derive(Clone, Copy)]
+pub(crate) struct LowBit {
+    path: Path,
+    rule: ExponentRule,
+    operand_scales: OperandScales,
+    ds_exponent: DsExponent,
+    value_scales: ValueScales,
+    v_fold: bool,
+    k_fold: bool,
+    /// Seed of stochastic rounding, if the dK operand is rounded so.
+    stochastic: Option<u64>,
+    /// Elements of P in either pass, and of dS.
+    p_forward: Element,
+    p_backward: Element,
+    ds: Element,
+    exp_forward: Exp2,
+    exp_backward: Exp2,
+    c: f32,
+    tau: f32,
+    dq: DqAccumulator,
+    ablate: Option<Ablation>,
+    /// Set if scales cover whole tensors.
+    maxima: Option<TensorMaxima>,
+}
+
+impl LowBit {
+    pub fn new(options: &Options, maxima: Option<TensorMaxima>) -> Self {
+        let element = match options.path {
+            Path::Fp4 => Element::E2M1,
+            _ => Element::E4M3,
+        };
+        let four_bit_forward_only = options.ablate == Some(Ablation::P4Forward);
+        let p_forward = if four_bit_forward_only {
+            Element::E2M1
+        } else {
+            element
+        };
+        let p_backward = if four_bit_forward_only {
+            Element::E4M3
+        } else {
+            element
+        };
+        Self {
+            path: options.path,
+            rule: match options.ablate {
+                Some(Ablation::FloorExponents) => ExponentRule::Floor,
+                _ => ExponentRule::Up,
+            },
+            operand_scales: options.operand_scales,
+            ds_exponent: options.ds_exponent,
+            value_scales: options.value_scales,
+            v_fold: options.v_fold,
+            k_fold: options.k_fold,
+            stochastic: (options.dk_rounding == DkRounding::Stochastic).then_some(options.seed),
+            p_forward,
+            p_backward,
+            ds: element,
+            exp_forward: Exp2::forward(options),
+            exp_backward: Exp2::backward(options),
+            // Groups of a 4-bit P have scales of their own.
+            c: match p_forward {
+                Element::E4M3 => options.c as f32,
+                Element::E2M1 => 0.0,
+            },
+            tau: options.tau,
+            dq: options.dq,
+            ablate: options.ablate,
+            maxima,
+        }
+    }
+}
+
+/// Rounds to E4M3 and counts what had to be clamped.
+#[inline(always)]
+pub(crate) fn round_codes(values: &mut [f32]) -> u64 {
+    let mut clamped = 0u32;
+    for value in values {
+        clamped += u32::from(value.abs() > E4M3::MAX);
+        *value = e4m3::round(*value);
+    }
+    clamped.into()
+}
+
+/// Entries that are not zero.
+#[inline(always)]
+pub(crate) fn count_nonzero(values: &[f32]) -> u64 {
+    values
+        .iter()
+        .map(|value| u32::from(*value != 0.0))
+        .sum::<u32>()
+        .into()
+}
+
+/// Rounds to BF16, the type of every result of the low-bit paths.
+#[inline(always)]
+pub(crate) fn round_bf16(values: &mut [f32]) {
+    for value in values {
+        *value = bf16::from_f32(*value).to_f32();
+    }
+}
+
+impl Scheme for LowBit {
+    type Real = f32;
+    type Loaded = Prepared<f32>;
+
+    #[inline(always)]
+    fn rotate(&self, rows: &mut Rows<f32>) {
+        let dim = rows.dim;
+        rotate(rows.unpadded_mut(), dim);
+    }
+    #[inline(always)]
+    fn quantize(&self, role: Role, rows: Rows<f32>) -> Prepared<f32> {
+        self.prepare(role, rows)
+    }
+    #[inline(always)]
+    fn round_output(&self, rows: &mut [f32]) {
+        round_bf16(rows);
+    }
+}
+
+impl BlockScheme for LowBit {
+    #[inline(always)]
+    fn c(&self) -> f32 {
+        self.c
+    }
+    #[inline(always)]
+    fn tau(&self) -> f32 {
+        self.tau
+    }
+    #[inline(always)]
+    fn dv_scale(&self) -> f32 {
+        match self.p_backward {
+            // Paper, appendix B.1.
+            Element::E4M3 => 256.0,
+            Element::E2M1 => 1.0,
+        }
+    }
+
+    #[inline(always)]
+    fn per_key(&self, pass: Pass, mask: Mask, row: usize, key: usize) -> bool {
+        let side = match (self.ablate, pass) {
+            (Some(Ablation::GroupedV), _) => return false,
+            (Some(Ablation::Tiling), Pass::Forward) => 2 * TILE,
+            _ => TILE,
+        };
+        mask.is_causal() && row / side == key / side
+    }
+
+    #[inline(always)]
+    fn probabilities(
+        &self,
+        scores: &mut [f32],
+        max: f32,
+        visible: &Range<usize>,
+        fold: Option<(&Fold<f32>, usize)>,
+    ) -> (f32, u64) {
+        self.row_probabilities(scores, max, visible, fold)
+    }
+
+    #[inline(always)]
+    fn exp2(&self, x: &mut [f32]) {
+        self.exp_backward.apply(x);
+    }
+
+    #[inline(always)]
+    fn round_p(&self, p: &mut [f32], block: &Block, fold: Option<&Fold<f32>>) -> u64 {
+        self.round_backward_p(p, block, fold)
+    }
+
+    #[inline(always)]
+    fn round_ds(
+        &self,
+        gradients: SoftmaxGradients<f32>,
+        block: &Block,
+        folds: Folds<f32>,
+        head: usize,
+    ) -> (bool, StatsSnapshot) {
+        self.round_softmax_gradients(gradients, block, folds, head)
+    }
+
+    #[inline(always)]
+    fn dq_prescales(
+        &self,
+        d_o: &Prepared<f32>,
+        v: &Prepared<f32>,
+        k: &Prepared<f32>,
+        mask: Mask,
+    ) -> Vec<f32> {
+        prescale::prescales(self.dq, d_o, v, k, mask)
+    }
+
+    #[inline(always)]
+    fn add_dq(&self, dq: &mut [f32], partial: &[f32], prescale: f32) {
+        prescale::add(self.dq, dq, partial, prescale);
+    }
+}

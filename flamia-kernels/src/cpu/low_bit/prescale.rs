@@ -1,0 +1,90 @@
+//! The FP16 accumulator of dQ and the power of two that keeps its partial sums in range.
+
+use flamia_format::pow2;
+use flamia_sched::{Mask, visible_keys};
+
+use crate::cpu::f16::round_f16;
+use crate::cpu::operands::Prepared;
+use crate::options::DqAccumulator;
+
+/// The power of two on the partial sums of each row of dQ.
+///
+/// A partial sum of row i is bounded by Σ_j |dS_ij| |K_jc| with dS = P ∘ (dP - D): |dP| is at most
+/// ‖dO_i‖ max‖V‖. Rounding to nearest at most doubles a magnitude: P inside O, so that
+/// |D| <= 2 ‖dO_i‖ max‖V‖, and dS itself. The P of a row sum to 1. That makes 6 ‖dO_i‖ max‖V‖ max|K|;
+/// the factor of 8 leaves room for the arithmetic's own rounding.
+#[inline(always)]
+pub(super) fn prescales(
+    accumulator: DqAccumulator,
+    d_o: &Prepared<f32>,
+    v: &Prepared<f32>,
+    k: &Prepared<f32>,
+    mask: Mask,
+) -> Vec<f32> {
+    let (len, padded) = (d_o.dim.len, d_o.dim.padded_len());
+    let mut prescales = vec![1.0; padded];
+    if accumulator == DqAccumulator::Fp32 {
+        return prescales;
+    }
+    let norms: Vec<f64> = (0..len).map(|row| largest(d_o, row)[0]).collect();
+    // The largest ‖V‖ and |K| up to each key. What a NaN poisons is NaN anyway, and what it does not
+    // must not notice: f64::max leaves it out.
+    let mut running = [0.0f64; 2];
+    let bounds: Vec<f64> = (0..len)
+        .map(|key| {
+            let [[norm, _], [_, magnitude]] = [largest(v, key), largest(k, key)];
+            running = [running[0].max(norm), running[1].max(magnitude)];
+            running[0] * running[1]
+        })
+        .collect();
+    match accumulator {
+        DqAccumulator::Fp32 => {}
+        DqAccumulator::Fp16 => {
+            let norm = norms.iter().copied().fold(0.0, f64::max);
+            let bound = bounds.last().copied().unwrap_or(0.0);
+            prescales.fill(power_of_two(norm * bound));
+        }
+        DqAccumulator::Fp16Causal => {
+            for (row, prescale) in prescales[..len].iter_mut().enumerate() {
+                let last = visible_keys(row, len, mask).end - 1;
+                *prescale = power_of_two(norms[row] * bounds[last]);
+            }
+        }
+    }
+    prescales
+}
+
+/// The largest norm and the largest magnitude in which a product reads row `row`.
+#[inline(always)]
+fn largest(operand: &Prepared<f32>, row: usize) -> [f64; 2] {
+    operand
+        .magnitudes(row)
+        .fold([0.0, 0.0], |max, [norm, magnitude]| {
+            [norm.max(max[0]), magnitude.max(max[1])]
+        })
+}
+
+/// The largest power of two that brings 8 times `bound` under 2^15; 1 without a bound.
+#[inline(always)]
+fn power_of_two(bound: f64) -> f32 {
+    if bound > 0.0 && bound.is_finite() {
+        // Clamped so that the factor and its inverse are normal numbers.
+        pow2((15 - (8.0 * bound).log2().ceil() as i32).clamp(-126, 126))
+    } else {
+        1.0
+    }
+}
+
+/// Adds a partial sum to a row of dQ.
+#[inline(always)]
+pub(super) fn add(accumulator: DqAccumulator, dq: &mut [f32], partial: &[f32], prescale: f32) {
+    if accumulator == DqAccumulator::Fp32 {
+        for (dq, partial) in dq.iter_mut().zip(partial) {
+            *dq += *partial;
+        }
+    } else {
+        for (dq, partial) in dq.iter_mut().zip(partial) {
+            *dq = round_f16(*dq + round_f16(partial * prescale));
+        }
+    }
+}

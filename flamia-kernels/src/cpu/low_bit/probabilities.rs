@@ -1,0 +1,200 @@
+//! P: from scores to what P·V reads, and as dV reads it.
+
+use std::ops::Range;
+
+use flamia_format::ue8m0::Ue8m0;
+use flamia_format::{E2M1, Element, ExponentRule, e2m1, pow2, round_columns};
+use flamia_sched::TILE;
+
+use super::{LowBit, round_codes};
+use crate::cpu::block::Block;
+use crate::cpu::gemm::PAD;
+use crate::cpu::operands::Fold;
+use crate::cpu::real::Real;
+use crate::cpu::softmax::{fill_outside, lane_total, largest, relative};
+use crate::options::Ablation;
+
+/// log2 of E2M1's largest magnitude.
+const LOG2_6: f32 = 2.584_962_5;
+
+impl LowBit {
+    #[inline(always)]
+    pub(super) fn row_probabilities(
+        &self,
+        scores: &mut [f32],
+        max: f32,
+        visible: &Range<usize>,
+        fold: Option<(&Fold<f32>, usize)>,
+    ) -> (f32, u64) {
+        relative(scores, max, self.c);
+        match self.p_forward {
+            Element::E4M3 => {
+                self.exponentiate(scores, visible);
+                let sum = lane_total(scores);
+                let clamped = match fold {
+                    None => round_codes(scores),
+                    Some((fold, key)) => round_folded(scores, visible, &fold.factors[key..]),
+                };
+                (sum, clamped)
+            }
+            Element::E2M1 => {
+                let mut logarithms = [0.0; TILE];
+                let logarithms = &mut logarithms[..scores.len()];
+                logarithms.copy_from_slice(scores);
+                self.exponentiate(scores, visible);
+                let sum = lane_total(scores);
+                if let Some((fold, key)) = fold {
+                    let exponents = &fold.exponents[key..];
+                    for key in visible.clone() {
+                        logarithms[key] += exponents[key];
+                    }
+                }
+                let clamped = self.round_groups(logarithms, visible);
+                scores.copy_from_slice(logarithms);
+                (sum, clamped)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn exponentiate(&self, x: &mut [f32], visible: &Range<usize>) {
+        self.exp_forward.apply(x);
+        if self.ablate == Some(Ablation::UnclampedPolynomial) {
+            // It would give masked keys, at -∞, any weight; that is not what the ablation is about.
+            fill_outside(x, visible, 0.0);
+        }
+    }
+
+    /// E2M1 with one power of two per 32 keys, in the log domain: the largest logarithm of a group
+    /// sets its exponent, which is subtracted from the exponential's argument (paper, section
+    /// 3.5.2).
+    #[inline(always)]
+    fn round_groups(&self, logarithms: &mut [f32], visible: &Range<usize>) -> u64 {
+        let mut clamped = 0u32;
+        for (index, group) in logarithms.chunks_exact_mut(PAD).enumerate() {
+            let max = largest(group);
+            let exponent = match self.rule {
+                ExponentRule::Up => (max - LOG2_6).ceil(),
+                ExponentRule::Floor => max.floor() - 2.0,
+            };
+            // Past both ends lies nothing that counts: P is at most 2^tau, V's exponents at most 120.
+            let exponent = if max > f32::NEG_INFINITY {
+                exponent.clamp(-400.0, 126.0)
+            } else {
+                0.0
+            };
+            for x in group.iter_mut() {
+                *x -= exponent;
+            }
+            let first = index * PAD;
+            let seen = visible.start.clamp(first, first + PAD) - first
+                ..visible.end.clamp(first, first + PAD) - first;
+            self.exponentiate(group, &seen);
+            let up = pow2(exponent as i32);
+            for x in group {
+                clamped += u32::from(*x > E2M1::MAX);
+                *x = e2m1::round(*x) * up;
+            }
+        }
+        clamped.into()
+    }
+
+    /// P of a block as dV reads it: contracted over queries.
+    #[inline(always)]
+    pub(super) fn round_backward_p(
+        &self,
+        p: &mut [f32],
+        block: &Block,
+        fold: Option<&Fold<f32>>,
+    ) -> u64 {
+        let width = block.width;
+        match (self.p_backward, fold) {
+            (Element::E4M3, None) => {
+                let mut clamped = 0;
+                for row in p.chunks_exact_mut(TILE) {
+                    row[..width].iter_mut().for_each(|p| *p *= 256.0);
+                    clamped += round_codes(&mut row[..width]);
+                }
+                clamped
+            }
+            (Element::E4M3, Some(fold)) => round_folded_columns(p, block, &fold.factors),
+            (Element::E2M1, fold) => {
+                if let Some(fold) = fold {
+                    for (i, row) in p.chunks_exact_mut(TILE).enumerate() {
+                        let factor = fold.factors[block.row + i];
+                        row[block.visible(i)].iter_mut().for_each(|p| *p *= factor);
+                    }
+                }
+                let mut exponents = [Ue8m0::ZERO_BLOCK; TILE];
+                let exponents = &mut exponents[..width];
+                round_columns(p, PAD, width, TILE, Element::E2M1, self.rule, exponents);
+                0
+            }
+        }
+    }
+}
+
+/// E4M3 of P times V's scales, relative to the largest scale among the visible keys of each 32, so
+/// that nothing is clamped and no unseen key has a say.
+#[inline(always)]
+fn round_folded(p: &mut [f32], visible: &Range<usize>, factors: &[f32]) -> u64 {
+    let mut clamped = 0;
+    for first in (0..p.len()).step_by(PAD) {
+        let seen = visible.start.clamp(first, first + PAD)..visible.end.clamp(first, first + PAD);
+        let max = largest_factor(&factors[seen.clone()]);
+        let (down, up) = inverse_and_self(max);
+        for (p, factor) in p[seen.clone()].iter_mut().zip(&factors[seen]) {
+            *p *= factor * down;
+        }
+        let group = &mut p[first..first + PAD];
+        clamped += round_codes(group);
+        group.iter_mut().for_each(|p| *p *= up);
+    }
+    clamped
+}
+
+/// E4M3 of P · 2^8 times dO's scales, relative to the largest scale among the queries of the block
+/// that see the key.
+#[inline(always)]
+fn round_folded_columns(p: &mut [f32], block: &Block, factors: &[f32]) -> u64 {
+    let mut max = [0.0f32; TILE];
+    for i in 0..PAD {
+        let factor = factors[block.row + i];
+        for max in &mut max[block.visible(i)] {
+            *max = Real::max(factor, *max);
+        }
+    }
+    let scales = max.map(inverse_and_self);
+    let mut clamped = 0;
+    for (i, row) in p.chunks_exact_mut(TILE).enumerate() {
+        let factor = factors[block.row + i] * 256.0;
+        let seen = block.visible(i);
+        for (p, (down, _)) in row[seen.clone()].iter_mut().zip(&scales[seen]) {
+            *p *= factor * down;
+        }
+        let row = &mut row[..block.width];
+        clamped += round_codes(row);
+        for (p, (_, up)) in row.iter_mut().zip(&scales) {
+            *p *= up;
+        }
+    }
+    clamped
+}
+
+/// NaN left out; 0 if there is none.
+#[inline(always)]
+fn largest_factor(factors: &[f32]) -> f32 {
+    factors
+        .iter()
+        .fold(0.0, |max, factor| Real::max(*factor, max))
+}
+
+/// For a power of two; 0 gives ones, for what is multiplied with them is 0 or NaN.
+#[inline(always)]
+fn inverse_and_self(power: f32) -> (f32, f32) {
+    if power > 0.0 {
+        (1.0 / power, power)
+    } else {
+        (1.0, 1.0)
+    }
+}
