@@ -21,7 +21,8 @@ pub struct StatsSnapshot {
     /// cosine does not (paper, section 3.3).
     pub ds_flushed: u64,
     /// Probabilities and dS entries that exceeded the largest code and were clamped. Zero by
-    /// construction.
+    /// construction, but for ablations and for bit-level exponentials, whose error can lift the
+    /// largest entry of a group just past it.
     pub saturated: u64,
 }
 

@@ -175,20 +175,65 @@ pub fn compute_with_stats<E: flamia_kernels::Element>(
     options: &Options,
     stats: Option<&flamia_kernels::Stats>,
 ) -> Results {
+    let read = |x: &[f64]| x.iter().map(|x| E::from_real(*x)).collect::<Vec<E>>();
+    compute_through(problem, options, stats, 0, read)
+}
+
+/// As `compute` in BF16, for documents of equal length as `batch` sequences, with unused elements
+/// between them.
+pub fn compute_batched(problem: &Problem, batch: usize, options: &Options) -> Results {
+    const GAP: usize = 7;
+    let read = |x: &[f64]| -> Vec<bf16> {
+        x.chunks(x.len() / batch)
+            .flat_map(|sequence| {
+                let gap = [bf16::NAN; GAP];
+                let values = sequence.iter().map(|x| bf16::from_f64(*x));
+                values.chain(gap).collect::<Vec<_>>()
+            })
+            .collect()
+    };
+    compute_through(problem, options, None, GAP, read)
+}
+
+/// Operands are read through `read`, which leaves `gap` elements after each document if that is not
+/// zero; the documents then are the sequences of a batch.
+fn compute_through<E: flamia_kernels::Element>(
+    problem: &Problem,
+    options: &Options,
+    stats: Option<&flamia_kernels::Stats>,
+    gap: usize,
+    read: impl Fn(&[f64]) -> Vec<E>,
+) -> Results {
+    use flamia_kernels::cpu::Real;
     let Problem {
         heads,
         kv_heads,
         head_dim,
         ..
     } = *problem;
-    let rows = problem.rows();
-    let cast = |x: &[f64]| x.iter().map(|x| E::from_real(*x)).collect::<Vec<E>>();
-    let back = |x: &[E]| x.iter().map(|x| x.to_real::<f64>()).collect::<Vec<f64>>();
-    let [q, k, v, d_o] = [&problem.q, &problem.k, &problem.v, &problem.d_o].map(|x| cast(x));
-    let view = |x, heads| TensorView::packed("x", x, rows, heads, head_dim).unwrap();
-    let (q, k, v) = (view(&q, heads), view(&k, kv_heads), view(&v, kv_heads));
+    let batch = if gap == 0 { 1 } else { problem.documents.len() };
+    let length = problem.rows() / batch;
+    fn view<E: flamia_kernels::Element>(
+        x: &[E],
+        [batch, length, heads, head_dim]: [usize; 4],
+        gap: usize,
+    ) -> TensorView<'_, E> {
+        let token = heads * head_dim;
+        let strides = [length * token + gap, token, head_dim, 1];
+        TensorView::new("x", x, [batch, length, heads, head_dim], strides).unwrap()
+    }
+    let [q, k, v, d_o] = [&problem.q, &problem.k, &problem.v, &problem.d_o].map(|x| read(x));
+    let (queries, keys) = (
+        [batch, length, heads, head_dim],
+        [batch, length, kv_heads, head_dim],
+    );
+    let (q, k, v) = (
+        view(&q, queries, gap),
+        view(&k, keys, gap),
+        view(&v, keys, gap),
+    );
     let forward = cpu::forward(&q, &k, &v, &problem.documents, options, stats).unwrap();
-    let (o, d_o) = (view(&forward.o, heads), view(&d_o, heads));
+    let (o, d_o) = (view(&forward.o, queries, 0), view(&d_o, queries, gap));
     let gradients = cpu::backward(
         &q,
         &k,
@@ -201,7 +246,7 @@ pub fn compute_with_stats<E: flamia_kernels::Element>(
         stats,
     )
     .unwrap();
-    use flamia_kernels::cpu::Real;
+    let back = |x: &[E]| x.iter().map(|x| x.to_real::<f64>()).collect::<Vec<f64>>();
     Results {
         o: back(&forward.o),
         lse: forward.lse.iter().map(|x| x.to_f64()).collect(),
