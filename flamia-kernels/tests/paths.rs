@@ -253,10 +253,17 @@ fn options_of_the_arithmetic_cost_little_accuracy() {
             ("all exact options", default.exact(), 2e-2),
         ];
         for (name, options, bound) in variants {
+            let bound: f64 = bound;
             let found = compute::<bf16>(&problem, &options);
             // A power of two on FP16 sums shows only where they underflow.
             let shows = name != "causal dQ scale";
             assert!(!shows || found != base, "{path} {name} changes nothing");
+            // Codes of 4 bits jump further on the least change.
+            let bound = if path == Path::Fp4 {
+                bound.max(3e-3)
+            } else {
+                bound
+            };
             for (found, base) in cosines(&found, &exact).into_iter().zip(base_cosines) {
                 assert!(
                     (found - base).abs() < bound,
