@@ -21,14 +21,14 @@ mod square;
 mod token;
 
 pub use columns::{round_columns, round_columns_stochastic};
+pub(crate) use group::encode_group;
 pub use group::round_group;
 pub(crate) use nvfp4::encode_nvfp4;
 pub use nvfp4::{NVFP4_GROUP, nvfp4_round_in_place};
 pub use square::{SquareBlocks, quantize_square_in_place};
 pub use token::{TokenBlocks, quantize_token_blocks_in_place};
 
-use crate::e2m1::E2M1;
-use crate::e4m3::E4M3;
+use crate::code::Code;
 use crate::exponent::{Element, ExponentRule, block_exponent_of};
 use crate::ue8m0::Ue8m0;
 
@@ -44,36 +44,9 @@ pub(crate) fn amax_bits(values: &[f32]) -> u32 {
         .fold(0, |amax, value| amax.max(value.to_bits() & 0x7FFF_FFFF))
 }
 
-/// An element format's code.
-pub(crate) trait Code: Copy {
-    const ZERO: Self;
-    /// What a poisoned block is filled with.
-    const POISON: Self;
-    fn from_f32(x: f32) -> Self;
-}
-
-impl Code for E4M3 {
-    const ZERO: Self = E4M3::ZERO;
-    const POISON: Self = E4M3::NAN;
-    #[inline(always)]
-    fn from_f32(x: f32) -> Self {
-        E4M3::from_f32(x)
-    }
-}
-
-impl Code for E2M1 {
-    const ZERO: Self = E2M1::ZERO;
-    /// There is no NaN code; the block's scale is NaN, and so is every product with it.
-    const POISON: Self = E2M1::ZERO;
-    #[inline(always)]
-    fn from_f32(x: f32) -> Self {
-        E2M1::from_f32(x)
-    }
-}
-
 /// How the values of one block become codes.
 #[derive(Clone, Copy)]
-pub(crate) enum BlockScale {
+enum BlockScale {
     Zero,
     Finite(Ue8m0),
     Poisoned,
@@ -81,7 +54,7 @@ pub(crate) enum BlockScale {
 
 impl BlockScale {
     #[inline(always)]
-    pub(crate) fn new(amax_bits: u32, element: Element, rule: ExponentRule) -> Self {
+    fn new(amax_bits: u32, element: Element, rule: ExponentRule) -> Self {
         let exponent = block_exponent_of(f32::from_bits(amax_bits), element, rule);
         if exponent.is_nan() {
             BlockScale::Poisoned
@@ -93,7 +66,7 @@ impl BlockScale {
     }
 
     #[inline(always)]
-    pub(crate) fn exponent(self) -> Ue8m0 {
+    fn exponent(self) -> Ue8m0 {
         match self {
             BlockScale::Zero => Ue8m0::ZERO_BLOCK,
             BlockScale::Finite(exponent) => exponent,
@@ -102,7 +75,7 @@ impl BlockScale {
     }
 
     /// The codes of a run of the block's values.
-    pub(crate) fn encode<C: Code>(self, values: &[f32], codes: &mut [C]) {
+    fn encode<C: Code>(self, values: &[f32], codes: &mut [C]) {
         match self {
             BlockScale::Zero => codes.fill(C::ZERO),
             BlockScale::Poisoned => codes.fill(C::POISON),

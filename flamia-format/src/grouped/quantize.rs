@@ -1,11 +1,11 @@
 //! Quantising into groups.
 
 use super::{Axis, GroupShape, GroupedTensor, MxTensor, Nvfp4Tensor};
-use crate::blocks::{BlockScale, Code, amax_bits, encode_nvfp4};
+use crate::blocks::{encode_group, encode_nvfp4};
+use crate::code::Code;
 use crate::e2m1::E2M1;
 use crate::e4m3::E4M3;
 use crate::exponent::{Element, ExponentRule};
-use crate::packed::pack;
 
 impl MxTensor {
     /// Quantises a row-major matrix. Gives the bits of [`round_group`](crate::round_group) on each
@@ -16,26 +16,13 @@ impl MxTensor {
     /// # Panics
     /// If `x` does not hold the shape's values, or its groups hold none.
     pub fn quantize(x: &[f32], shape: GroupShape, rule: ExponentRule) -> Self {
-        fn encode<C: Code>(
-            element: Element,
-            rule: ExponentRule,
-        ) -> impl Fn(&[f32], &mut [C]) -> crate::Ue8m0 {
-            move |group, codes| {
-                let scale = BlockScale::new(amax_bits(group), element, rule);
-                scale.encode(group, codes);
-                scale.exponent()
-            }
-        }
         match shape.element {
-            Element::E4M3 => Self::from_groups(
-                x,
-                shape,
-                encode(Element::E4M3, rule),
-                |codes: &[E4M3], bytes| bytes.extend(codes.iter().map(|code| code.0)),
-            ),
-            Element::E2M1 => {
-                Self::from_groups(x, shape, encode(Element::E2M1, rule), extend_packed)
-            }
+            Element::E4M3 => Self::from_groups(x, shape, |group, codes: &mut [E4M3]| {
+                encode_group(group, codes, rule)
+            }),
+            Element::E2M1 => Self::from_groups(x, shape, |group, codes: &mut [E2M1]| {
+                encode_group(group, codes, rule)
+            }),
         }
     }
 }
@@ -54,7 +41,7 @@ impl Nvfp4Tensor {
             x.len()
         );
         let shape = GroupShape::nvfp4(x.len() / cols, cols, axis);
-        Self::from_groups(x, shape, encode_nvfp4, extend_packed)
+        Self::from_groups(x, shape, encode_nvfp4)
     }
 }
 
@@ -64,7 +51,6 @@ impl<S> GroupedTensor<S> {
         x: &[f32],
         shape: GroupShape,
         encode: impl Fn(&[f32], &mut [C]) -> S,
-        store: impl Fn(&[C], &mut Vec<u8>),
     ) -> Self {
         assert!(
             shape.group > 0 && shape.rows.checked_mul(shape.cols) == Some(x.len()),
@@ -85,7 +71,7 @@ impl<S> GroupedTensor<S> {
                     .zip(codes.chunks_mut(shape.group))
                     .map(|(group, codes)| encode(group, codes)),
             );
-            store(&codes, &mut bytes);
+            C::store(&codes, &mut bytes);
         }
         Self {
             shape,
@@ -94,8 +80,4 @@ impl<S> GroupedTensor<S> {
             tensor_scale: 1.0,
         }
     }
-}
-
-fn extend_packed(codes: &[E2M1], bytes: &mut Vec<u8>) {
-    bytes.extend(pack(codes));
 }

@@ -92,6 +92,9 @@ impl GroupShape {
     }
 
     /// Scales of one line.
+    ///
+    /// # Panics
+    /// If groups hold no values.
     pub const fn line_groups(&self) -> usize {
         self.line().div_ceil(self.group)
     }
