@@ -3,7 +3,7 @@
 
 mod support;
 
-use flamia_format::{ExponentRule, Ue8m0, block_exponent, pow2};
+use flamia_format::{Element, ExponentRule, Ue8m0, block_exponent, block_exponent_of, pow2};
 use proptest::prelude::*;
 use support::{decoded, same};
 
@@ -51,35 +51,47 @@ fn powers_of_two_are_exact() {
     assert_eq!(pow2(-149).to_bits(), 1);
 }
 
-/// The definitions, searched in f64: the smallest `e` of the format with `amax · 2^-e <= 448`, and
-/// the largest with `2^(e + 8) <= amax`.
-fn searched_exponent(amax: f32, rule: ExponentRule) -> i32 {
+/// The definitions, searched in f64: the smallest `e` of the format with `amax · 2^-e <= max`, and
+/// the largest with `2^(e + k) <= amax`, 2^k being `max`'s binade.
+fn searched_exponent(amax: f32, element: Element, rule: ExponentRule) -> i32 {
     let amax = f64::from(amax);
+    let (max, k) = match element {
+        Element::E4M3 => (448.0, 8),
+        Element::E2M1 => (6.0, 2),
+    };
     let mut candidates = -127..=127;
     match rule {
-        ExponentRule::Up => candidates.find(|&e| amax * 2f64.powi(-e) <= 448.0).unwrap(),
+        ExponentRule::Up => candidates.find(|&e| amax * 2f64.powi(-e) <= max).unwrap(),
         ExponentRule::Floor => candidates
-            .rfind(|&e| 2f64.powi(e + 8) <= amax)
+            .rfind(|&e| 2f64.powi(e + k) <= amax)
             .unwrap_or(-127),
     }
 }
 
 fn check_exponent(amax: f32) {
     for rule in [ExponentRule::Up, ExponentRule::Floor] {
-        let found = block_exponent(amax, rule);
+        for element in [Element::E4M3, Element::E2M1] {
+            let found = block_exponent_of(amax, element, rule);
+            assert_eq!(
+                found.exponent(),
+                Some(searched_exponent(amax, element, rule)),
+                "{amax:e}, {element:?}, {rule:?}"
+            );
+            assert_eq!(block_exponent_of(-amax, element, rule), found);
+        }
         assert_eq!(
-            found.exponent(),
-            Some(searched_exponent(amax, rule)),
-            "{amax:e}, {rule:?}"
+            block_exponent(amax, rule),
+            block_exponent_of(amax, Element::E4M3, rule)
         );
-        assert_eq!(block_exponent(-amax, rule), found);
     }
 }
 
 #[test]
 fn exponents_at_the_edges_of_every_binade() {
     for biased in 0..255u32 {
-        for mantissa in [0, 1, 0x40_0000, 0x5F_FFFF, 0x60_0000, 0x60_0001, 0x7F_FFFF] {
+        for mantissa in [
+            0, 1, 0x3F_FFFF, 0x40_0000, 0x40_0001, 0x5F_FFFF, 0x60_0000, 0x60_0001, 0x7F_FFFF,
+        ] {
             check_exponent(f32::from_bits(biased << 23 | mantissa));
         }
     }

@@ -41,9 +41,22 @@ pub fn nvfp4_round_in_place(x: &mut [f32], cols: usize) {
     }
 }
 
-/// The scale of one group.
+/// The codes of one group, and their scale.
+pub(crate) fn encode_nvfp4(group: &[f32], codes: &mut [E2M1]) -> Ue4m3 {
+    let scale = nvfp4_scale(group);
+    if scale == Ue4m3::ZERO || scale.is_nan() {
+        codes.fill(E2M1::ZERO);
+    } else {
+        let divisor = scale.to_f32();
+        for (code, value) in codes.iter_mut().zip(group) {
+            *code = E2M1::from_f32(value / divisor);
+        }
+    }
+    scale
+}
+
 #[inline(always)]
-pub(super) fn nvfp4_scale(group: &[f32]) -> Ue4m3 {
+fn nvfp4_scale(group: &[f32]) -> Ue4m3 {
     let amax = f32::from_bits(amax_bits(group));
     if amax.is_finite() {
         Ue4m3::from_f32(amax / E2M1::MAX)

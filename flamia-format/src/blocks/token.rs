@@ -54,6 +54,15 @@ impl TokenBlocks {
         }
         values
     }
+
+    /// The dense table from which the scale factors of any tile of rows are taken: `[rows, groups]`
+    /// bytes, every token's exponent `groups` times, once for each group of a contraction over the
+    /// columns. [`to_atoms`](crate::layout::to_atoms) makes a tile of it.
+    pub fn token_table(&self, groups: usize) -> Vec<u8> {
+        (0..self.rows)
+            .flat_map(|row| std::iter::repeat_n(self.exponents[row / BLOCK].0, groups))
+            .collect()
+    }
 }
 
 /// Replaces one document's row-major `[rows, cols]` matrix by what [`TokenBlocks::quantize`] and
