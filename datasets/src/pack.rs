@@ -1,4 +1,4 @@
-//! Documents to rows of T positions.
+//! Documents to rows of T positions, given only their numbers of labels.
 //!
 //! A document of n text tokens is the label sequence `t1 .. tn EOS`; the inputs are
 //! `BOS t1 .. tn`, so EOS is predicted but never an input. A document that does not fit a row is
@@ -12,16 +12,62 @@
 //!
 //! The last label of a piece (t4) is therefore no input of the next one; a continuation starts
 //! from BOS without context, and the loss counts each token once. Padding at a row's end is a
-//! document of its own, so `cu_seqlens` always ends at T, with labels [`IGNORE`].
+//! document of its own, so `cu_seqlens` always ends at T.
 
-use crate::store::TokenStore;
-use crate::tokenizer::Tokenizer;
+use std::fmt;
+use std::str::FromStr;
 
-/// The label of positions that carry no loss: padding.
-pub const IGNORE: i64 = -100;
+use serde::{Deserialize, Serialize};
 
-/// Documents among which the packer looks for the one that fits best.
+/// Documents among which best fit looks for the one that fits best.
 pub const LOOK_AHEAD: usize = 256;
+
+/// How documents are laid into rows. Both are deterministic in the order of the documents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Packing {
+    /// One after another; whatever does not fit goes on in the next row. No padding but in the
+    /// last row, and many documents cut.
+    Concat,
+    /// Whole documents, with bounded look-ahead: the oldest waiting document opens a row, then the
+    /// longest among the next [`LOOK_AHEAD`] that fits whole is added until none fits. Only a
+    /// document longer than a row is ever cut: it fills its row, and its rest opens the next one.
+    /// Where no document fits whole, such a long one also begins in the space left, if that is an
+    /// eighth of a row or more, since it must be cut in any case.
+    #[default]
+    BestFit,
+}
+
+impl Packing {
+    /// All policies.
+    pub const ALL: [Self; 2] = [Self::Concat, Self::BestFit];
+
+    /// Its name in settings and on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Concat => "concat",
+            Self::BestFit => "best-fit",
+        }
+    }
+}
+
+impl fmt::Display for Packing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Packing {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|packing| packing.name() == name)
+            .ok_or_else(|| format!("`{name}` is no packing; there are concat and best-fit"))
+    }
+}
 
 /// A run of a document's labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,15 +80,20 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// Lays documents into rows, given only their numbers of labels.
-///
-/// Best fit with bounded look-ahead: the oldest waiting document opens a row, then the longest
-/// among the next [`LOOK_AHEAD`] that fits whole is added until none fits. Only a document longer
-/// than a row is ever cut: it fills its row, and its rest opens the next one. Where no document
-/// fits whole, such a long one also begins in the space left, if that is an eighth of a row or
-/// more, since it must be cut in any case. Deterministic in the order of the documents.
+impl Piece {
+    fn whole((document, len): (usize, usize)) -> Self {
+        Self {
+            document,
+            start: 0,
+            len,
+        }
+    }
+}
+
+/// Lays documents into rows.
 pub struct Packer<I> {
     documents: I,
+    packing: Packing,
     row_tokens: usize,
     /// In order of arrival; at most [`LOOK_AHEAD`].
     waiting: Vec<Piece>,
@@ -52,23 +103,36 @@ pub struct Packer<I> {
 
 impl<I: Iterator<Item = (usize, usize)>> Packer<I> {
     /// Packs `(document, labels)` pairs, `labels >= 1`, into rows of `row_tokens >= 1` positions.
-    pub fn new(documents: I, row_tokens: usize) -> Self {
+    pub fn new(documents: I, packing: Packing, row_tokens: usize) -> Self {
         Self {
             documents,
+            packing,
             row_tokens,
             waiting: Vec::with_capacity(LOOK_AHEAD),
             rest: None,
         }
     }
 
+    /// The next row one document after another.
+    fn concat(&mut self) -> Option<Vec<Piece>> {
+        let mut space = self.row_tokens;
+        let mut row = Vec::new();
+        while space > 0 {
+            let arriving = || self.documents.next().map(Piece::whole);
+            let Some(piece) = self.rest.take().or_else(arriving) else {
+                break;
+            };
+            let piece = self.cut(piece, space);
+            space -= piece.len;
+            row.push(piece);
+        }
+        (!row.is_empty()).then_some(row)
+    }
+
     fn refill(&mut self) {
         let missing = LOOK_AHEAD - self.waiting.len();
-        let pieces = self.documents.by_ref().take(missing);
-        self.waiting.extend(pieces.map(|(document, len)| Piece {
-            document,
-            start: 0,
-            len,
-        }));
+        let documents = self.documents.by_ref().take(missing);
+        self.waiting.extend(documents.map(Piece::whole));
     }
 
     /// Cuts `piece` to the space and keeps the rest for the next row.
@@ -94,12 +158,9 @@ impl<I: Iterator<Item = (usize, usize)>> Packer<I> {
         }
         best
     }
-}
 
-impl<I: Iterator<Item = (usize, usize)>> Iterator for Packer<I> {
-    type Item = Vec<Piece>;
-
-    fn next(&mut self) -> Option<Vec<Piece>> {
+    /// The next row of whole documents.
+    fn best_fit_row(&mut self) -> Option<Vec<Piece>> {
         self.refill();
         let first = match self.rest.take() {
             Some(rest) => rest,
@@ -128,76 +189,14 @@ impl<I: Iterator<Item = (usize, usize)>> Iterator for Packer<I> {
     }
 }
 
-/// One packed row of T positions, ready to become tensors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// Inputs, T ids.
-    pub tokens: Vec<i64>,
-    /// What each position predicts, T ids or [`IGNORE`].
-    pub labels: Vec<i64>,
-    /// T positions that restart at 0 with each piece.
-    pub positions: Vec<i64>,
-    /// Where pieces begin, and T; the padding, if any, is the last piece.
-    pub cu_seqlens: Vec<i64>,
-    /// Padded positions at the end.
-    pub padding: usize,
-    /// Bytes of text that the labels stand for; EOS counts none. Divide a row's summed loss by
-    /// this for nats per byte.
-    pub bytes: u64,
-}
+impl<I: Iterator<Item = (usize, usize)>> Iterator for Packer<I> {
+    type Item = Vec<Piece>;
 
-impl Row {
-    /// Positions that carry a loss.
-    #[must_use]
-    pub fn label_count(&self) -> usize {
-        self.tokens.len() - self.padding
-    }
-
-    pub(crate) fn assemble(
-        pieces: &[Piece],
-        row_tokens: usize,
-        store: &TokenStore,
-        tokenizer: &Tokenizer,
-    ) -> Self {
-        let mut row = Self {
-            tokens: Vec::with_capacity(row_tokens),
-            labels: Vec::with_capacity(row_tokens),
-            positions: Vec::with_capacity(row_tokens),
-            cu_seqlens: Vec::with_capacity(pieces.len() + 2),
-            padding: 0,
-            bytes: 0,
-        };
-        row.cu_seqlens.push(0);
-        for piece in pieces {
-            let text = store.tokens_of(piece.document);
-            let end = piece.start + piece.len;
-            let text_end = end.min(text.len());
-            let labels = text[piece.start..text_end].iter().map(|&id| i64::from(id));
-            let inputs = text[piece.start..end - 1].iter().map(|&id| i64::from(id));
-            row.tokens.push(i64::from(tokenizer.bos()));
-            row.tokens.extend(inputs);
-            row.labels.extend(labels);
-            if end > text.len() {
-                row.labels.push(i64::from(tokenizer.eos()));
-            }
-            let lengths = &store.byte_lengths_of(piece.document)[piece.start..text_end];
-            row.bytes += lengths.iter().map(|&length| u64::from(length)).sum::<u64>();
-            row.end_piece();
+    fn next(&mut self) -> Option<Vec<Piece>> {
+        match self.packing {
+            Packing::Concat => self.concat(),
+            Packing::BestFit => self.best_fit_row(),
         }
-        row.padding = row_tokens - row.tokens.len();
-        if row.padding > 0 {
-            row.tokens.resize(row_tokens, i64::from(tokenizer.pad()));
-            row.labels.resize(row_tokens, IGNORE);
-            row.end_piece();
-        }
-        row
-    }
-
-    /// Numbers the positions added since the last piece and closes it.
-    fn end_piece(&mut self) {
-        let len = self.tokens.len() - self.positions.len();
-        self.positions.extend(0..len as i64);
-        self.cu_seqlens.push(self.tokens.len() as i64);
     }
 }
 
@@ -222,19 +221,43 @@ pub struct PackReport {
 }
 
 impl PackReport {
-    /// Counts one row: its pieces, the rest by `store`.
-    pub(crate) fn add(&mut self, pieces: &[Piece], row_tokens: usize, store: &TokenStore) {
+    /// Counts one row of these pieces; `document` gives the text tokens and the bytes of one.
+    pub(crate) fn add(
+        &mut self,
+        pieces: &[Piece],
+        row_tokens: usize,
+        document: impl Fn(usize) -> (u64, u64),
+    ) {
         let labels: usize = pieces.iter().map(|piece| piece.len).sum();
-        let begun = pieces.iter().filter(|piece| piece.start == 0);
-        for piece in begun {
+        for piece in pieces.iter().filter(|piece| piece.start == 0) {
+            let (tokens, bytes) = document(piece.document);
             self.documents += 1;
-            self.tokens += store.tokens_of(piece.document).len() as u64;
-            let lengths = store.byte_lengths_of(piece.document).iter();
-            self.bytes += lengths.map(|&length| u64::from(length)).sum::<u64>();
+            self.tokens += tokens;
+            self.bytes += bytes;
         }
         self.labels += labels as u64;
         self.padding += (row_tokens - labels) as u64;
         self.pieces += pieces.len() as u64;
         self.rows += 1;
+    }
+
+    /// Counts another part of the same data in.
+    #[must_use]
+    pub(crate) fn plus(self, other: &Self) -> Self {
+        Self {
+            documents: self.documents + other.documents,
+            tokens: self.tokens + other.tokens,
+            labels: self.labels + other.labels,
+            bytes: self.bytes + other.bytes,
+            padding: self.padding + other.padding,
+            pieces: self.pieces + other.pieces,
+            rows: self.rows + other.rows,
+        }
+    }
+
+    /// Padding as a share of all positions.
+    #[must_use]
+    pub fn padding_share(&self) -> f64 {
+        self.padding as f64 / (self.labels + self.padding).max(1) as f64
     }
 }

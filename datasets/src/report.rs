@@ -2,15 +2,17 @@
 
 use std::fmt;
 
+use crate::cache::Manifest;
 use crate::corpus::CorpusShard;
-use crate::loader::OpenOptions;
 use crate::pack::PackReport;
 use crate::tokenizer::Tokenizer;
 
 /// Everything that was read, packed and skipped.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct DatasetReport {
-    /// Shards read.
+    /// Files read.
+    pub sources: usize,
+    /// Shards of the cache.
     pub shards: usize,
     /// Rows read; each is a document, a null or empty.
     pub rows: u64,
@@ -18,6 +20,8 @@ pub struct DatasetReport {
     pub nulls: u64,
     /// Rows whose text has no letters at all; skipped.
     pub empties: u64,
+    /// Rows that the filters left out.
+    pub filtered: u64,
     /// The tokenizer's name.
     pub tokenizer: String,
     /// The tokenizer's number of ids.
@@ -31,15 +35,19 @@ pub struct DatasetReport {
 }
 
 impl DatasetReport {
-    pub(crate) fn new(tokenizer: &Tokenizer, options: &OpenOptions, shards: usize) -> Self {
+    /// Without the rows, which are packed later.
+    pub(crate) fn new(manifest: &Manifest, tokenizer: &Tokenizer, row_tokens: usize) -> Self {
+        let counts = manifest.counts;
         Self {
-            shards,
-            rows: 0,
-            nulls: 0,
-            empties: 0,
+            sources: manifest.sources.len(),
+            shards: manifest.shards.len(),
+            rows: counts.rows,
+            nulls: counts.nulls,
+            empties: counts.empties,
+            filtered: counts.filtered,
             tokenizer: tokenizer.name().to_owned(),
             vocab_size: tokenizer.vocab_size(),
-            row_tokens: options.row_tokens,
+            row_tokens,
             train: PackReport::default(),
             validation: PackReport::default(),
         }
@@ -48,14 +56,14 @@ impl DatasetReport {
 
 impl fmt::Display for DatasetReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (shards, rows) = (
-            counted(self.shards as u64, "shard"),
+        let (sources, rows) = (
+            counted(self.sources as u64, "file"),
             counted(self.rows, "row"),
         );
-        let (nulls, empties) = (grouped(self.nulls), grouped(self.empties));
+        let [nulls, empties, filtered] = [self.nulls, self.empties, self.filtered].map(grouped);
         writeln!(
             f,
-            "{shards}, {rows}, skipped: {nulls} null, {empties} empty"
+            "{sources}, {rows}, skipped: {nulls} null, {empties} empty, {filtered} filtered"
         )?;
         let vocab_size = grouped(self.vocab_size as u64);
         let row_tokens = grouped(self.row_tokens as u64);
@@ -81,8 +89,7 @@ impl fmt::Display for DatasetReport {
             counts
                 .iter()
                 .try_for_each(|&count| write!(f, " {:>13}", grouped(count)))?;
-            let positions = (pack.labels + pack.padding).max(1) as f64;
-            let padding = 100.0 * pack.padding as f64 / positions;
+            let padding = 100.0 * pack.padding_share();
             write!(f, " {:>13}", format!("{padding:.2} %"))?;
         }
         Ok(())
@@ -117,7 +124,7 @@ fn megabytes(bytes: u64) -> String {
     format!("{:.2} MB", bytes as f64 / 1e6)
 }
 
-fn counted(count: u64, noun: &str) -> String {
+pub(crate) fn counted(count: u64, noun: &str) -> String {
     format!(
         "{} {noun}{}",
         grouped(count),
@@ -126,7 +133,7 @@ fn counted(count: u64, noun: &str) -> String {
 }
 
 /// Digits in groups of three.
-fn grouped(count: u64) -> String {
+pub(crate) fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -1,8 +1,7 @@
 //! Texts to token ids: the built-in byte-level tokenizer, or any Hugging Face `tokenizer.json`.
 //!
 //! Raw text never yields a control token: the letters `<|endoftext|>` in a document are ordinary
-//! text, and only [`crate::pack`] puts BOS and EOS. Each id comes with the number of text bytes it
-//! stands for, so that a loss can be given per byte whatever the tokenizer.
+//! text, and only the cache puts BOS, only [`crate::row`] EOS.
 
 mod hugging_face;
 
@@ -61,6 +60,14 @@ pub enum TokenizerError {
         /// What it said.
         reason: String,
     },
+    /// The tokenizer failed on ids.
+    #[error("the tokenizer cannot turn {count} ids into text: {reason}")]
+    Decode {
+        /// How many.
+        count: usize,
+        /// What it said.
+        reason: String,
+    },
     /// A text became ids no text may hold.
     #[error(
         "the tokenizer made id {id} ({problem}) of the text that begins \"{start}\"; use \
@@ -85,16 +92,6 @@ pub struct SpecialIds {
     pub eos: Option<u32>,
 }
 
-/// A text's ids and how many bytes of the text each stands for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Encoded {
-    /// Token ids, without BOS or EOS.
-    pub ids: Vec<u32>,
-    /// One length for each id; they sum to the text's bytes. A character split over several ids
-    /// counts for the first, what the tokenizer leaves out (spaces it strips) for the id after it.
-    pub byte_lengths: Vec<u32>,
-}
-
 /// A tokenizer with its control tokens and its identity.
 pub struct Tokenizer {
     kind: Kind,
@@ -104,6 +101,8 @@ pub struct Tokenizer {
     pad: u32,
     vocab_size: usize,
     sha256: String,
+    /// The file, for whoever needs the tokenizer again.
+    json: Option<Vec<u8>>,
 }
 
 enum Kind {
@@ -125,6 +124,7 @@ impl Tokenizer {
             sha256: hex(&Sha256::digest(
                 "byte-level: 256 bytes, BOS 256, EOS 257, padding 258",
             )),
+            json: None,
         }
     }
 
@@ -164,6 +164,7 @@ impl Tokenizer {
             pad: eos,
             vocab_size,
             sha256: hex(&Sha256::digest(&bytes)),
+            json: Some(bytes),
         })
     }
 
@@ -175,40 +176,70 @@ impl Tokenizer {
     pub fn encode_batch(
         &self,
         texts: &[impl AsRef<str> + Sync],
-    ) -> Result<Vec<Encoded>, TokenizerError> {
+    ) -> Result<Vec<Vec<u32>>, TokenizerError> {
         texts
             .par_iter()
             .map(|text| self.encode(text.as_ref()))
             .collect()
     }
 
-    /// Encodes one text.
+    /// Encodes one text, without BOS or EOS.
     ///
     /// # Errors
     /// As [`Tokenizer::encode_batch`].
-    pub fn encode(&self, text: &str) -> Result<Encoded, TokenizerError> {
-        let encoded = match &self.kind {
-            Kind::Bytes => Encoded {
-                ids: text.bytes().map(u32::from).collect(),
-                byte_lengths: vec![1; text.len()],
-            },
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let ids = match &self.kind {
+            Kind::Bytes => text.bytes().map(u32::from).collect(),
             Kind::HuggingFace(model) => model.encode(text)?,
         };
-        for &id in &encoded.ids {
-            let problem = if id as usize >= self.vocab_size {
-                "outside its vocabulary"
-            } else if id == self.bos || id == self.eos {
-                "which marks a document's start or end"
-            } else {
-                continue;
-            };
-            return Err(TokenizerError::ForbiddenId {
+        match self.forbidden(&ids) {
+            None => Ok(ids),
+            Some((id, problem)) => Err(TokenizerError::ForbiddenId {
                 id,
                 problem,
                 start: start_of(text),
-            });
+            }),
         }
-        Ok(encoded)
+    }
+
+    /// The first id that no text may hold, and why.
+    pub(crate) fn forbidden(&self, ids: &[u32]) -> Option<(u32, &'static str)> {
+        ids.iter().find_map(|&id| {
+            if id as usize >= self.vocab_size {
+                Some((id, "outside its vocabulary"))
+            } else if id == self.bos || id == self.eos {
+                Some((id, "which marks a document's start or end"))
+            } else {
+                None
+            }
+        })
+    }
+
+    /// The text of these ids, control tokens included. What is no UTF-8, such as a part of a
+    /// character, becomes the replacement character.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Kind::HuggingFace(model) => model.decode(ids),
+        }
+    }
+
+    pub(crate) fn named(self, name: &str) -> Self {
+        Self {
+            name: name.into(),
+            ..self
+        }
+    }
+
+    /// The bytes of its file, if it has one.
+    pub(crate) fn json(&self) -> Option<&[u8]> {
+        self.json.as_deref()
     }
 
     /// What the terminal calls it: the file's name, or `byte-level`.

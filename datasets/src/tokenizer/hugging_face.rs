@@ -5,7 +5,7 @@ use std::path::Path;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, PostProcessorWrapper};
 
-use super::{Encoded, TokenizerError, start_of};
+use super::{TokenizerError, start_of};
 
 /// Names that begin a document, best first. GPT-2 has one token for both ends.
 const BOS_NAMES: &[&str] = &[
@@ -95,35 +95,24 @@ impl HuggingFace {
             })
     }
 
-    pub(super) fn encode(&self, text: &str) -> Result<Encoded, TokenizerError> {
-        let encoding = self
-            .model
-            .encode(text, false)
-            .map_err(|error| TokenizerError::Encode {
-                start: start_of(text),
-                reason: error.to_string(),
-            })?;
-        let ids = encoding.get_ids().to_vec();
-        Ok(Encoded {
-            byte_lengths: byte_lengths(encoding.get_offsets(), text.len()),
-            ids,
-        })
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        // Without offsets into the text, which cost time.
+        let encoding =
+            self.model
+                .encode_fast(text, false)
+                .map_err(|error| TokenizerError::Encode {
+                    start: start_of(text),
+                    reason: error.to_string(),
+                })?;
+        Ok(encoding.get_ids().to_vec())
     }
-}
 
-/// Splits `text_bytes` over the tokens by how far each one's end reaches beyond all before it.
-/// Offsets may overlap (a character split over tokens) and leave gaps (stripped spaces); what no
-/// token reaches at the end belongs to the last.
-fn byte_lengths(offsets: &[(usize, usize)], text_bytes: usize) -> Vec<u32> {
-    let mut covered = 0;
-    let last = offsets.len().saturating_sub(1);
-    let reach = offsets.iter().enumerate().map(|(index, &(_, end))| {
-        let end = if index == last {
-            text_bytes
-        } else {
-            end.clamp(covered, text_bytes)
-        };
-        (end - std::mem::replace(&mut covered, end)) as u32
-    });
-    reach.collect()
+    pub(super) fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        self.model
+            .decode(ids, false)
+            .map_err(|error| TokenizerError::Decode {
+                count: ids.len(),
+                reason: error.to_string(),
+            })
+    }
 }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use datasets::{CorpusError, Dataset, OpenOptions, Tokenizer, corpus};
+use datasets::{CorpusError, Dataset, Tokenizer, corpus};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use tempfile::tempdir;
 
-use crate::fixtures::read;
+use crate::fixtures::{options, read};
 
 const MANIFEST_DIR: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -137,7 +137,8 @@ fn the_loader_reads_it() {
     let folder = tempdir().unwrap();
     let shard = corpus::build(Path::new(MANIFEST_DIR), folder.path()).unwrap();
     let paths = [folder.path().to_owned()];
-    let dataset = Dataset::open(&paths, Tokenizer::byte_level(), OpenOptions::new(512)).unwrap();
+    let dataset =
+        Dataset::open(&paths, Tokenizer::byte_level(), options(folder.path(), 512)).unwrap();
     let report = dataset.report();
     assert_eq!(
         report.train.documents + report.validation.documents,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, BinaryArray, Int64Array, StringArray};
-use datasets::ShardError;
+use datasets::ParquetError;
 use parquet::basic::Compression;
 use parquet::file::metadata::{ParquetMetaDataReader, ParquetMetaDataWriter};
 use parquet::file::properties::WriterProperties;
@@ -38,7 +38,7 @@ fn garbage_is_not_parquet() {
     for (bytes, says) in cases {
         std::fs::write(&path, bytes).unwrap();
         let error = read_texts(&path).unwrap_err();
-        assert!(matches!(error, ShardError::NotParquet { .. }), "{error}");
+        assert!(matches!(error, ParquetError::NotParquet { .. }), "{error}");
         let message = error.to_string();
         assert!(
             message.contains("garbage.parquet") && message.contains(says),
@@ -55,7 +55,7 @@ fn a_file_cut_anywhere_is_truncated() {
         std::fs::write(&path, &bytes[..len]).unwrap();
         let error = read_texts(&path).unwrap_err();
         let is_truncated =
-            matches!(error, ShardError::Truncated { bytes, .. } if bytes == len as u64);
+            matches!(error, ParquetError::Truncated { bytes, .. } if bytes == len as u64);
         assert!(is_truncated, "{len}: {error}");
     }
 }
@@ -104,7 +104,7 @@ fn without_a_text_column_the_columns_are_listed() {
     let error = read_texts(&path).unwrap_err();
     let message = error.to_string();
     assert!(
-        matches!(error, ShardError::NoTextColumn { .. }),
+        matches!(error, ParquetError::NoTextColumn { .. }),
         "{message}"
     );
     assert!(
@@ -126,7 +126,7 @@ fn a_text_column_of_another_type_is_refused() {
         let columns = vec![("text", array)];
         let path = write(folder.path(), "shard", columns, WriterProperties::default());
         let error = read_texts(&path).unwrap_err();
-        let is_found = matches!(&error, ShardError::NotText { found: is, .. } if is == found);
+        let is_found = matches!(&error, ParquetError::NotText { found: is, .. } if is == found);
         assert!(is_found, "{error}");
     }
 }
@@ -143,7 +143,7 @@ fn only_nulls_is_an_error_and_no_rows_is_not() {
     );
     let error = read_texts(&path).unwrap_err();
     assert!(
-        matches!(error, ShardError::OnlyNulls { rows: 70, .. }),
+        matches!(error, ParquetError::OnlyNulls { rows: 70, .. }),
         "{error}"
     );
     let path = write_texts(folder.path(), "none", &[] as &[&str]);
@@ -184,7 +184,7 @@ fn an_unknown_codec_is_named() {
     std::fs::write(&path, rewritten).unwrap();
     let error = read_texts(&path).unwrap_err();
     assert!(
-        matches!(&error, ShardError::Codec { codec, .. } if codec == "LZO"),
+        matches!(&error, ParquetError::Codec { codec, .. } if codec == "LZO"),
         "{error}"
     );
 }

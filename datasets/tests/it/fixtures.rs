@@ -1,15 +1,19 @@
 //! Shards and tokenizers that the tests write for themselves.
 
 use std::fs::File;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
-use datasets::shards::{Columns, Record};
-use datasets::{Dataset, DatasetError, OpenOptions, ShardError, ShardReader, Tokenizer};
+use datasets::source::Record;
+use datasets::{
+    Dataset, DatasetError, OpenOptions, ParquetError, ParquetReader, Selection, Tokenizer,
+};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 /// Writes columns to `folder/name`.
 pub fn write(
@@ -41,28 +45,62 @@ pub fn write_texts(folder: &Path, name: &str, texts: &[impl AsRef<str>]) -> Path
     )
 }
 
-pub fn read(path: &Path) -> Result<Vec<Record>, ShardError> {
-    ShardReader::open(path, &Columns::default())?.collect()
+pub fn read(path: &Path) -> Result<Vec<Record>, ParquetError> {
+    ParquetReader::open(path, &Selection::default())?.collect()
 }
 
-pub fn read_texts(path: &Path) -> Result<Vec<Option<String>>, ShardError> {
+pub fn read_texts(path: &Path) -> Result<Vec<Option<String>>, ParquetError> {
     Ok(read(path)?.into_iter().map(|record| record.text).collect())
 }
 
-/// A byte-level dataset of these texts without a validation split.
+/// A dataset and the folder that its cache is in.
+pub struct Opened {
+    pub dataset: Dataset,
+    _folder: TempDir,
+}
+
+impl Deref for Opened {
+    type Target = Dataset;
+
+    fn deref(&self) -> &Dataset {
+        &self.dataset
+    }
+}
+
+/// Options whose cache is in `folder`.
+pub fn options(folder: &Path, row_tokens: usize) -> OpenOptions {
+    OpenOptions {
+        cache_dir: folder.join("cache"),
+        seed: 7,
+        ..OpenOptions::new(row_tokens)
+    }
+}
+
+/// A byte-level dataset of these texts.
 pub fn open_texts(
     texts: &[impl AsRef<str>],
     row_tokens: usize,
     validation_fraction: f64,
-) -> Result<Dataset, DatasetError> {
+) -> Result<Opened, DatasetError> {
+    open_texts_with(texts, |options| {
+        options.row_tokens = row_tokens;
+        options.validation_fraction = validation_fraction;
+    })
+}
+
+/// A byte-level dataset of these texts, with these changes to the options.
+pub fn open_texts_with(
+    texts: &[impl AsRef<str>],
+    change: impl FnOnce(&mut OpenOptions),
+) -> Result<Opened, DatasetError> {
     let folder = tempfile::tempdir().unwrap();
     let path = write_texts(folder.path(), "texts.parquet", texts);
-    let options = OpenOptions {
-        validation_fraction,
-        seed: 7,
-        ..OpenOptions::new(row_tokens)
-    };
-    Dataset::open(&[path], Tokenizer::byte_level(), options)
+    let mut options = options(folder.path(), 64);
+    change(&mut options);
+    Ok(Opened {
+        dataset: Dataset::open(&[path], Tokenizer::byte_level(), options)?,
+        _folder: folder,
+    })
 }
 
 /// Saves a tokenizer.json.

@@ -10,14 +10,23 @@ use arrow_array::{
     ArrayRef, Int64Array, LargeStringArray, RecordBatch, StringArray, StringViewArray, StructArray,
 };
 use arrow_schema::{DataType, Field};
-use datasets::ShardError;
-use datasets::shards::list;
+use datasets::source::{Place, SourceFile};
+use datasets::{Hub, SourceError};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
 use parquet::file::properties::WriterProperties;
 use tempfile::tempdir;
 
 use crate::fixtures::{read, read_texts, write, write_texts};
+
+fn list(sources: &[PathBuf]) -> Result<Vec<PathBuf>, SourceError> {
+    let path = |file: SourceFile| match file.place {
+        Place::Local(path) => path,
+        Place::Hub(file) => panic!("{file}"),
+    };
+    let files = datasets::source::list(sources, &Hub::from_env())?;
+    Ok(files.into_iter().map(path).collect())
+}
 
 fn texts() -> Vec<Option<String>> {
     let text = |row: usize| (row % 7 != 3).then(|| format!("text {} ü\n", row % 50));
@@ -137,7 +146,7 @@ fn more_than_two_gigabytes_in_a_column_chunk() {
     (0..ROWS).for_each(|row| writer.write(&batch(row)).unwrap());
     assert_eq!(writer.close().unwrap().row_groups().len(), 1);
 
-    let shard = datasets::ShardReader::open(&path, &Default::default()).unwrap();
+    let shard = datasets::ParquetReader::open(&path, &Default::default()).unwrap();
     let mut rows = 0;
     for record in shard {
         let text = record.unwrap().text.unwrap();
@@ -164,7 +173,7 @@ fn a_long_text_in_a_dictionary_page() {
             vec![("text", text)],
             WriterProperties::default(),
         );
-        let shard = datasets::ShardReader::open(&path, &Default::default()).unwrap();
+        let shard = datasets::ParquetReader::open(&path, &Default::default()).unwrap();
         let lengths: Vec<Option<usize>> = shard
             .map(|record| record.unwrap().text.map(|text| text.len()))
             .collect();
@@ -196,7 +205,7 @@ fn a_folder_lists_its_shards_in_order_and_nothing_else() {
 fn an_empty_folder_and_a_missing_path_are_named() {
     let folder = tempdir().unwrap();
     let empty = list(&[folder.path().to_owned()]).unwrap_err();
-    assert!(matches!(&empty, ShardError::EmptyFolder { path } if path == folder.path()));
+    assert!(matches!(&empty, SourceError::EmptyFolder { path } if path == folder.path()));
     let missing = list(&[PathBuf::from("no/such/shard.parquet")]).unwrap_err();
     assert!(
         missing.to_string().contains("no/such/shard.parquet"),

@@ -10,7 +10,10 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow_array::{Array, LargeStringArray, RecordBatch};
+use arrow_array::{
+    Array, ArrayRef, Float32Array, Float64Array, Int32Array, Int64Array, LargeStringArray,
+    RecordBatch,
+};
 use arrow_schema::{DataType, Field, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -20,12 +23,14 @@ use parquet::arrow::arrow_reader::{
 use parquet::basic::Compression;
 use parquet::file::metadata::ParquetMetaData;
 
+use super::selection::{Cell, Columns, Condition, Selection};
+
 /// Rows decoded at once. Small, since a single text may have many megabytes.
 const BATCH_ROWS: usize = 32;
 
 /// What keeps a shard from being read.
 #[derive(Debug, thiserror::Error)]
-pub enum ShardError {
+pub enum ParquetError {
     /// The path does not exist or cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Io {
@@ -33,13 +38,6 @@ pub enum ShardError {
         path: PathBuf,
         /// What the operating system said.
         source: std::io::Error,
-    },
-    /// A folder without any `*.parquet` file.
-    #[error("no *.parquet file in the folder {} (hidden files and subfolders are not looked at); \
-             name a Parquet file or the folder that holds the shards", path.display())]
-    EmptyFolder {
-        /// The folder.
-        path: PathBuf,
     },
     /// The file does not begin as Parquet files do.
     #[error("{} is not a Parquet file: {reason}", path.display())]
@@ -74,6 +72,16 @@ pub enum ShardError {
     /// The column is there but holds something else than strings.
     #[error("{}: column `{column}` holds {found}, not strings; convert it to UTF-8 strings", path.display())]
     NotText {
+        /// The file.
+        path: PathBuf,
+        /// The column.
+        column: String,
+        /// Its type.
+        found: String,
+    },
+    /// The column of a filter holds something else than numbers.
+    #[error("{}: the filter's column `{column}` holds {found}, not numbers", path.display())]
+    NotNumbers {
         /// The file.
         path: PathBuf,
         /// The column.
@@ -124,83 +132,27 @@ pub enum ShardError {
     },
 }
 
-/// The names of the columns to read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Columns {
-    /// The documents' texts; must be there.
-    pub text: String,
-    /// The documents' names; may be missing.
-    pub id: String,
-}
-
-impl Default for Columns {
-    /// FineWeb-Edu's names.
-    fn default() -> Self {
-        Self {
-            text: "text".into(),
-            id: "id".into(),
-        }
-    }
-}
-
 /// One row of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The document's name, if the shard has the column and the row a value.
     pub id: Option<String>,
-    /// The text; `None` where the shard holds a null, so that the caller can count it.
+    /// The text; `None` where the shard holds a null, so that the caller can count it, and in rows
+    /// that a filter leaves out.
     pub text: Option<String>,
-}
-
-/// Expands files and folders to shards, sorted by path and each named once, so that the order does
-/// not depend on the file system. Of a folder, the `*.parquet` files directly in it whose name
-/// does not begin with `.` or `_` count: writers leave temporary and bookkeeping files so named.
-///
-/// # Errors
-/// [`ShardError::Io`] for a path that is not there, [`ShardError::EmptyFolder`].
-pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>, ShardError> {
-    let mut shards = Vec::new();
-    for path in paths {
-        let io = |source| ShardError::Io {
-            path: path.clone(),
-            source,
-        };
-        if !std::fs::metadata(path).map_err(io)?.is_dir() {
-            shards.push(path.clone());
-            continue;
-        }
-        let before = shards.len();
-        for entry in std::fs::read_dir(path).map_err(io)? {
-            let shard = entry.map_err(io)?.path();
-            if is_shard_name(&shard) && shard.is_file() {
-                shards.push(shard);
-            }
-        }
-        if shards.len() == before {
-            return Err(ShardError::EmptyFolder { path: path.clone() });
-        }
-    }
-    shards.sort();
-    shards.dedup();
-    Ok(shards)
-}
-
-fn is_shard_name(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    !name.starts_with(['.', '_'])
-        && path
-            .extension()
-            .is_some_and(|extension| extension.eq_ignore_ascii_case("parquet"))
+    /// A filter leaves it out.
+    pub filtered: bool,
 }
 
 /// Reads one shard's rows in order, nulls included. Ends with an error if the number of rows is
 /// not the index's, or if every text was null. After an error the iterator is at its end.
-pub struct ShardReader {
+pub struct ParquetReader {
     path: PathBuf,
-    columns: Columns,
+    selection: Selection,
     reader: ParquetRecordBatchReader,
     batch: Option<Batch>,
     expected: u64,
+    /// Read, or passed over at the start.
     rows: u64,
     nulls: u64,
     finished: bool,
@@ -210,17 +162,27 @@ pub struct ShardReader {
 struct Batch {
     text: LargeStringArray,
     id: Option<LargeStringArray>,
+    /// What the filters look at.
+    conditions: Vec<(Condition, ArrayRef)>,
     next: usize,
 }
 
-impl ShardReader {
+impl ParquetReader {
     /// Opens a shard and checks its index, column types and compression.
     ///
     /// # Errors
-    /// Every [`ShardError`] but those about the rows themselves, which come while iterating.
-    pub fn open(path: &Path, columns: &Columns) -> Result<Self, ShardError> {
+    /// Every [`ParquetError`] but those about the rows themselves, which come while iterating.
+    pub fn open(path: &Path, selection: &Selection) -> Result<Self, ParquetError> {
+        Self::open_at(path, selection, 0)
+    }
+
+    /// As [`Self::open`], behind the first `skip` rows.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_at(path: &Path, selection: &Selection, skip: u64) -> Result<Self, ParquetError> {
         let file = open_parquet(path)?;
-        let damaged = |reason| ShardError::Damaged {
+        let damaged = |reason| ParquetError::Damaged {
             path: path.to_owned(),
             row: 0,
             reason,
@@ -228,15 +190,22 @@ impl ShardReader {
         let by_parquet_type = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let found = contained(|| ArrowReaderMetadata::load(&file, by_parquet_type.clone()))
             .map_err(damaged)?;
-        let text = text_column(path, columns, found.schema())?;
+        let text = text_column(path, &selection.columns.text, found.schema())?;
         let id = found
             .schema()
-            .index_of(&columns.id)
+            .index_of(&selection.columns.id)
             .ok()
             .filter(|&index| *found.schema().field(index).data_type() == DataType::Utf8);
-        check_codec(path, &columns.text, text, &found)?;
+        let mut columns: Vec<usize> = [text].into_iter().chain(id).collect();
+        for (condition, column) in selection.conditions() {
+            columns.push(match condition {
+                Condition::Dump => text_column(path, column, found.schema())?,
+                _ => number_column(path, column, found.schema())?,
+            });
+        }
+        check_codec(path, &selection.columns.text, text, &found)?;
 
-        let widened = widen(found.schema(), [Some(text), id]);
+        let widened = widen(found.schema(), &columns);
         let metadata = contained(|| {
             ArrowReaderMetadata::try_new(
                 Arc::clone(found.metadata()),
@@ -246,21 +215,22 @@ impl ShardReader {
         .map_err(damaged)?;
         let expected = row_count(path, &metadata)?;
         check_extents(&file, metadata.metadata()).map_err(damaged)?;
-        let mask = ProjectionMask::roots(metadata.parquet_schema(), [text].into_iter().chain(id));
+        let mask = ProjectionMask::roots(metadata.parquet_schema(), columns);
         let reader = contained(|| {
             ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata)
                 .with_projection(mask)
                 .with_batch_size(BATCH_ROWS)
+                .with_offset(skip as usize)
                 .build()
         })
         .map_err(damaged)?;
         Ok(Self {
             path: path.to_owned(),
-            columns: columns.clone(),
+            selection: selection.clone(),
             reader,
             batch: None,
             expected,
-            rows: 0,
+            rows: skip,
             nulls: 0,
             finished: false,
         })
@@ -272,7 +242,11 @@ impl ShardReader {
         self.expected
     }
 
-    fn next_record(&mut self) -> Result<Option<Record>, ShardError> {
+    pub(super) fn share(&self) -> f64 {
+        self.rows as f64 / self.expected.max(1) as f64
+    }
+
+    fn next_record(&mut self) -> Result<Option<Record>, ParquetError> {
         loop {
             if let Some(batch) = self
                 .batch
@@ -283,13 +257,20 @@ impl ShardReader {
                 let value = |array: &LargeStringArray| {
                     array.is_valid(row).then(|| array.value(row).to_owned())
                 };
+                let selection = &self.selection;
+                let filtered = !batch
+                    .conditions
+                    .iter()
+                    .all(|(condition, array)| selection.meets(*condition, cell(array, row)));
+                let is_null = batch.text.is_null(row);
                 let record = Record {
                     id: batch.id.as_ref().and_then(value),
-                    text: value(&batch.text),
+                    text: (!filtered).then(|| value(&batch.text)).flatten(),
+                    filtered,
                 };
                 batch.next += 1;
                 self.rows += 1;
-                self.nulls += u64::from(record.text.is_none());
+                self.nulls += u64::from(is_null);
                 return Ok(Some(record));
             }
             let batch = contained(|| self.reader.next().transpose());
@@ -300,32 +281,38 @@ impl ShardReader {
         }
     }
 
-    fn unpack(&self, batch: &RecordBatch) -> Result<Batch, ShardError> {
-        let strings = |name: &str| {
-            let column = batch.column_by_name(name)?;
-            column.as_any().downcast_ref::<LargeStringArray>().cloned()
+    fn unpack(&self, batch: &RecordBatch) -> Result<Batch, ParquetError> {
+        let column = |name: &str| {
+            batch
+                .column_by_name(name)
+                .ok_or_else(|| self.damaged(format!("column `{name}` vanished")))
         };
-        let text = strings(&self.columns.text)
-            .ok_or_else(|| self.damaged(format!("column `{}` vanished", self.columns.text)))?;
+        let strings = |array: &ArrayRef| array.as_any().downcast_ref::<LargeStringArray>().cloned();
+        let Columns { text, id, .. } = &self.selection.columns;
+        let conditions = self.selection.conditions().into_iter();
         Ok(Batch {
-            text,
-            id: strings(&self.columns.id),
+            text: strings(column(text)?)
+                .ok_or_else(|| self.damaged(format!("column `{text}` holds no strings")))?,
+            id: batch.column_by_name(id).and_then(strings),
+            conditions: conditions
+                .map(|(condition, name)| Ok((condition, Arc::clone(column(name)?))))
+                .collect::<Result<_, ParquetError>>()?,
             next: 0,
         })
     }
 
-    fn check_end(&self) -> Result<(), ShardError> {
+    fn check_end(&self) -> Result<(), ParquetError> {
         let path = || self.path.clone();
         if self.rows != self.expected {
-            return Err(ShardError::RowCount {
+            return Err(ParquetError::RowCount {
                 path: path(),
                 expected: self.expected,
                 found: self.rows,
             });
         }
         if self.rows > 0 && self.nulls == self.rows {
-            let column = self.columns.text.clone();
-            return Err(ShardError::OnlyNulls {
+            let column = self.selection.columns.text.clone();
+            return Err(ParquetError::OnlyNulls {
                 path: path(),
                 column,
                 rows: self.rows,
@@ -334,8 +321,8 @@ impl ShardReader {
         Ok(())
     }
 
-    fn damaged(&self, reason: String) -> ShardError {
-        ShardError::Damaged {
+    fn damaged(&self, reason: String) -> ParquetError {
+        ParquetError::Damaged {
             path: self.path.clone(),
             row: self.rows,
             reason,
@@ -343,8 +330,8 @@ impl ShardReader {
     }
 }
 
-impl Iterator for ShardReader {
-    type Item = Result<Record, ShardError>;
+impl Iterator for ParquetReader {
+    type Item = Result<Record, ParquetError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.finished {
@@ -357,9 +344,9 @@ impl Iterator for ShardReader {
 }
 
 /// Opens the file and looks at both ends, so that the common accidents are told apart.
-fn open_parquet(path: &Path) -> Result<File, ShardError> {
+fn open_parquet(path: &Path) -> Result<File, ParquetError> {
     const MAGIC: &[u8; 4] = b"PAR1";
-    let io = |source| ShardError::Io {
+    let io = |source| ParquetError::Io {
         path: path.to_owned(),
         source,
     };
@@ -382,7 +369,7 @@ fn open_parquet(path: &Path) -> Result<File, ShardError> {
                 head[..head.len().min(8)].escape_ascii()
             ),
         };
-        return Err(ShardError::NotParquet {
+        return Err(ParquetError::NotParquet {
             path: path.to_owned(),
             reason,
         });
@@ -392,7 +379,7 @@ fn open_parquet(path: &Path) -> Result<File, ShardError> {
     file.read_exact(&mut tail).map_err(io)?;
     // Magic, footer length and magic again take twelve bytes.
     if &tail != MAGIC || bytes < 12 {
-        return Err(ShardError::Truncated {
+        return Err(ParquetError::Truncated {
             path: path.to_owned(),
             bytes,
         });
@@ -400,9 +387,54 @@ fn open_parquet(path: &Path) -> Result<File, ShardError> {
     Ok(file)
 }
 
-/// The text column's place among the schema's root fields.
-fn text_column(path: &Path, columns: &Columns, schema: &Schema) -> Result<usize, ShardError> {
-    let column = columns.text.clone();
+/// A value that a filter looks at.
+fn cell(array: &ArrayRef, row: usize) -> Cell<'_> {
+    if array.is_null(row) {
+        return Cell::Null;
+    }
+    let any = array.as_any();
+    if let Some(texts) = any.downcast_ref::<LargeStringArray>() {
+        Cell::Text(texts.value(row))
+    } else if let Some(numbers) = any.downcast_ref::<Float64Array>() {
+        Cell::Number(numbers.value(row))
+    } else if let Some(numbers) = any.downcast_ref::<Float32Array>() {
+        Cell::Number(numbers.value(row).into())
+    } else if let Some(numbers) = any.downcast_ref::<Int64Array>() {
+        Cell::Number(numbers.value(row) as f64)
+    } else if let Some(numbers) = any.downcast_ref::<Int32Array>() {
+        Cell::Number(numbers.value(row).into())
+    } else {
+        Cell::Null
+    }
+}
+
+/// The place of a column of numbers among the schema's root fields.
+fn number_column(path: &Path, column: &str, schema: &Schema) -> Result<usize, ParquetError> {
+    let index = column_index(path, column, schema)?;
+    match schema.field(index).data_type() {
+        DataType::Float64 | DataType::Float32 | DataType::Int64 | DataType::Int32 => Ok(index),
+        found => Err(ParquetError::NotNumbers {
+            path: path.to_owned(),
+            column: column.to_owned(),
+            found: found.to_string(),
+        }),
+    }
+}
+
+/// The place of a column of strings among the schema's root fields.
+fn text_column(path: &Path, column: &str, schema: &Schema) -> Result<usize, ParquetError> {
+    let index = column_index(path, column, schema)?;
+    match schema.field(index).data_type() {
+        DataType::Utf8 => Ok(index),
+        found => Err(ParquetError::NotText {
+            path: path.to_owned(),
+            column: column.to_owned(),
+            found: found.to_string(),
+        }),
+    }
+}
+
+fn column_index(path: &Path, column: &str, schema: &Schema) -> Result<usize, ParquetError> {
     let Ok(index) = schema.index_of(&column) else {
         let nearest = |field: &&Arc<Field>| {
             (1e6 * strsim::jaro_winkler(&column.to_lowercase(), &field.name().to_lowercase()))
@@ -412,7 +444,7 @@ fn text_column(path: &Path, columns: &Columns, schema: &Schema) -> Result<usize,
             .fields()
             .iter()
             .filter(|field| *field.data_type() == DataType::Utf8);
-        return Err(ShardError::NoTextColumn {
+        return Err(ParquetError::NoTextColumn {
             path: path.to_owned(),
             suggestion: strings
                 .max_by_key(nearest)
@@ -422,17 +454,10 @@ fn text_column(path: &Path, columns: &Columns, schema: &Schema) -> Result<usize,
                 .iter()
                 .map(|field| field.name().clone())
                 .collect(),
-            column,
+            column: column.to_owned(),
         });
     };
-    match schema.field(index).data_type() {
-        DataType::Utf8 => Ok(index),
-        found => Err(ShardError::NotText {
-            path: path.to_owned(),
-            column,
-            found: found.to_string(),
-        }),
-    }
+    Ok(index)
 }
 
 /// Every column chunk must lie within the file: the decoder takes its word for it.
@@ -472,12 +497,12 @@ fn check_codec(
     column: &str,
     root: usize,
     metadata: &ArrowReaderMetadata,
-) -> Result<(), ShardError> {
+) -> Result<(), ParquetError> {
     let schema = metadata.parquet_schema();
     for group in metadata.metadata().row_groups() {
         for (leaf, chunk) in group.columns().iter().enumerate() {
             if schema.get_column_root_idx(leaf) == root && chunk.compression() == Compression::LZO {
-                return Err(ShardError::Codec {
+                return Err(ParquetError::Codec {
                     path: path.to_owned(),
                     column: column.to_owned(),
                     codec: chunk.compression().to_string(),
@@ -488,10 +513,10 @@ fn check_codec(
     Ok(())
 }
 
-/// The schema with 64-bit offsets for the columns that are read.
-fn widen(schema: &Schema, wide: [Option<usize>; 2]) -> Schema {
+/// The schema with 64-bit offsets for the strings that are read.
+fn widen(schema: &Schema, read: &[usize]) -> Schema {
     let fields = schema.fields().iter().enumerate().map(|(index, field)| {
-        if wide.contains(&Some(index)) {
+        if read.contains(&index) && *field.data_type() == DataType::Utf8 {
             Arc::new(field.as_ref().clone().with_data_type(DataType::LargeUtf8))
         } else {
             Arc::clone(field)
@@ -501,7 +526,7 @@ fn widen(schema: &Schema, wide: [Option<usize>; 2]) -> Schema {
 }
 
 /// The rows the index promises; the file's total must be the sum over its row groups.
-fn row_count(path: &Path, metadata: &ArrowReaderMetadata) -> Result<u64, ShardError> {
+fn row_count(path: &Path, metadata: &ArrowReaderMetadata) -> Result<u64, ParquetError> {
     let total = metadata.metadata().file_metadata().num_rows();
     let sum: i64 = metadata
         .metadata()
@@ -512,7 +537,7 @@ fn row_count(path: &Path, metadata: &ArrowReaderMetadata) -> Result<u64, ShardEr
     u64::try_from(total)
         .ok()
         .filter(|_| total == sum)
-        .ok_or_else(|| ShardError::Damaged {
+        .ok_or_else(|| ParquetError::Damaged {
             path: path.to_owned(),
             row: 0,
             reason: format!("the index promises {total} rows but its row groups hold {sum}"),
