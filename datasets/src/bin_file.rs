@@ -200,14 +200,4 @@ impl<'a> Ids<'a> {
             Self::U32(ids) => to.extend(ids.iter().map(|&id| i64::from(u32::from_le_bytes(id)))),
         }
     }
-
-    pub(crate) fn to_vec(self) -> Vec<u32> {
-        match self {
-            Self::U16(ids) => ids
-                .iter()
-                .map(|&id| u16::from_le_bytes(id).into())
-                .collect(),
-            Self::U32(ids) => ids.iter().map(|&id| u32::from_le_bytes(id)).collect(),
-        }
-    }
 }

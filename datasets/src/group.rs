@@ -47,8 +47,30 @@ pub(crate) struct Group {
     packed: Vec<Vec<Piece>>,
     /// The order of the stream, by number in `packed`.
     shuffled: Vec<u32>,
-    /// Of each block, where its tokens begin in the shard, and they themselves. Empty in a plan.
-    windows: Vec<(u32, Option<MappedIds>)>,
+    /// Of each block. Empty in a plan.
+    windows: Vec<BlockTokens>,
+}
+
+/// The tokens of a block's training documents.
+struct BlockTokens {
+    shard: usize,
+    /// Where they begin in the shard.
+    start: u32,
+    /// None, if it has no such documents.
+    ids: Option<MappedIds>,
+}
+
+/// Where a part of a row comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowPart {
+    /// The shard's name.
+    pub shard: String,
+    /// Where the document begins in the shard.
+    pub first_token: u64,
+    /// Labels of the whole document.
+    pub document_labels: usize,
+    /// Which of them is the part's first.
+    pub first_label: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -110,12 +132,12 @@ impl Group {
             *span = span.start.min(start)..span.end.max(end);
         }
         for (block, span) in blocks.iter().zip(spans) {
-            group.windows.push(match span {
-                Some(span) => {
-                    let start = span.start as u32;
-                    (start, Some(inner.cache.tokens(block.shard, span)?))
-                }
-                None => (0, None),
+            let start = span.as_ref().map_or(0, |span| span.start as u32);
+            let read = |span| inner.cache.tokens(block.shard, span);
+            group.windows.push(BlockTokens {
+                shard: block.shard,
+                start,
+                ids: span.map(read).transpose()?,
             });
         }
         Ok(group)
@@ -140,17 +162,33 @@ impl Group {
     pub(crate) fn row(&self, inner: &Inner, pieces: &[Piece]) -> Result<Row, DatasetError> {
         let part = |&piece: &Piece| {
             let Member { block, document } = self.documents[piece.document];
-            let (start, window) = &self.windows[block as usize];
-            let start = (document.start - start) as usize;
-            let ids = window.as_ref().map(MappedIds::get)?;
+            let window = &self.windows[block as usize];
+            let start = (document.start - window.start) as usize;
+            let ids = window.ids.as_ref()?;
             Some(Part {
                 piece,
-                ids: ids.slice(start..start + document.labels as usize),
+                ids: ids.get().slice(start..start + document.labels as usize),
                 text_bytes: document.text_bytes,
             })
         };
         let parts: Vec<Part<'_>> = pieces.iter().filter_map(part).collect();
         inner.assemble(parts.into_iter())
+    }
+
+    /// Where the parts of row `number` of the stream come from. The group must be loaded.
+    pub(crate) fn parts(&self, inner: &Inner, number: usize) -> Vec<RowPart> {
+        let pieces = &self.packed[self.shuffled[number] as usize];
+        let part = |piece: &Piece| {
+            let Member { block, document } = self.documents[piece.document];
+            let shard = self.windows[block as usize].shard;
+            RowPart {
+                shard: inner.cache.manifest().shards[shard].name.clone(),
+                first_token: document.start.into(),
+                document_labels: document.labels as usize,
+                first_label: piece.start,
+            }
+        };
+        pieces.iter().map(part).collect()
     }
 
     pub(crate) fn report(&self, row_tokens: usize) -> PackReport {

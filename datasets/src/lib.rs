@@ -11,7 +11,7 @@
 //! 6. [`pack`] lays documents into rows of T positions; no label crosses a document.
 //! 7. [`loader`] splits train from validation by document, and [`stream`] gives each rank its rows
 //!    and resumes from a [`Position`] of two numbers.
-//! 8. [`report`] counts, so that nothing is dropped silently.
+//! 8. [`report`] and [`stats`] count, so that nothing is dropped silently.
 
 mod atomic;
 pub mod bin_file;
@@ -26,11 +26,13 @@ pub mod report;
 mod row;
 pub mod shuffle;
 pub mod source;
+pub mod stats;
 pub mod stream;
 pub mod tokenizer;
 
 pub use cache::{Cache, CacheError};
 pub use corpus::{CorpusError, CorpusShard};
+pub use group::RowPart;
 pub use loader::Dataset;
 pub use options::{DatasetError, Identity, OpenOptions};
 pub use pack::{PackReport, Packing};

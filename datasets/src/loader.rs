@@ -6,14 +6,14 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::cache::{Cache, CacheError};
-use crate::group::{Document, Group};
+use crate::group::{Document, Group, RowPart};
 use crate::options::{DatasetError, Identity, OpenOptions};
 use crate::pack::{PackReport, Packer, Piece};
 use crate::prepare::{self, PrepareOptions, Progress};
 use crate::report::DatasetReport;
 use crate::row::{Control, Part, Row};
 use crate::shuffle::{self, Block};
-use crate::stream::{EpochRows, Position, RowStream, Share};
+use crate::stream::{self, EpochRows, Position, RowStream, Share};
 use crate::tokenizer::Tokenizer;
 
 /// Tokenised documents in a cache. Cheap to clone.
@@ -180,12 +180,21 @@ impl Dataset {
     }
 
     /// One rank's share of an epoch's training rows. All ranks have the same number: where the
-    /// rows do not suffice, the last ranks' last row is [`Row::blank`].
+    /// rows do not suffice, the last ranks' last row
+    /// is padding alone.
     ///
     /// # Errors
     /// As [`Dataset::stream_of`].
     pub fn epoch_rows(&self, epoch: u64, share: Share) -> Result<EpochRows, DatasetError> {
         EpochRows::new(self.clone(), epoch, share)
+    }
+
+    /// The training row at a position, and where each of its pieces comes from.
+    ///
+    /// # Errors
+    /// As [`Dataset::stream_from`].
+    pub fn row_with_parts(&self, position: Position) -> Result<(Row, Vec<RowPart>), DatasetError> {
+        stream::row_with_parts(self.clone(), position)
     }
 
     /// The training rows of an epoch in the order of packing, in which a document longer than a

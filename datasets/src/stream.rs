@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use prefetch::PrefetchedRows;
 
-use crate::group::Group;
+use crate::group::{Group, RowPart};
 use crate::loader::{Dataset, Inner};
 use crate::options::DatasetError;
 use crate::row::Row;
@@ -171,6 +171,17 @@ fn find(
         });
     }
     Ok((number, 0))
+}
+
+/// The row at a position, and where its parts come from.
+pub(crate) fn row_with_parts(
+    dataset: Dataset,
+    position: Position,
+) -> Result<(Row, Vec<RowPart>), DatasetError> {
+    let mut walk = Walk::at(dataset, position)?;
+    let Passed { group, row } = walk.next()?;
+    let inner = &walk.dataset.0;
+    Ok((group.shuffled_row(inner, row)?, group.parts(inner, row)))
 }
 
 /// One rank's endless training rows, each epoch in its own shuffled order.

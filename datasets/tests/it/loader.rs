@@ -163,6 +163,7 @@ fn validation_rows_are_the_same_every_time_and_apart_from_training() {
     };
     let train: Vec<Row> = dataset
         .stream()
+        .unwrap()
         .take(dataset.report().train.rows as usize)
         .map(Result::unwrap)
         .collect();
