@@ -5,12 +5,13 @@ use std::path::Path;
 
 use datasets::tokenizer::SpecialIds;
 use datasets::{
-    CorpusError, Dataset, DatasetError, DatasetReport, OpenOptions, Row, Tokenizer, TokenizerError,
+    CorpusError, Dataset, DatasetError, DatasetReport, OpenOptions, Tokenizer, TokenizerError,
     corpus,
 };
 use tch::Device;
 
-use crate::batch::{BatchError, MicroBatch};
+use crate::batch::MicroBatch;
+use crate::error::TrainError;
 use crate::settings::Settings;
 
 /// Where the built-in corpus is kept, beside what cargo builds.
@@ -35,10 +36,8 @@ pub enum DataError {
 /// # Errors
 /// [`DataError`].
 pub fn open(settings: &Settings) -> Result<(Dataset, Option<String>), DataError> {
-    let tokenizer = match &settings.tokenizer {
-        Some(path) => Tokenizer::from_file(path, SpecialIds::default())?,
-        None => Tokenizer::byte_level(),
-    };
+    let from_file = |path| Tokenizer::from_file(path, SpecialIds::default());
+    let tokenizer = settings.tokenizer.as_deref().map(from_file).transpose()?;
     let (path, corpus) = match &settings.data {
         Some(path) => (path.clone(), None),
         None => {
@@ -58,19 +57,16 @@ pub fn open(settings: &Settings) -> Result<(Dataset, Option<String>), DataError>
 /// micro-batches of `batch.rows`.
 ///
 /// # Errors
-/// [`BatchError`].
+/// [`TrainError`] if the rows cannot be read or laid out.
 pub fn validation_batches(
     dataset: &Dataset,
     settings: &Settings,
     device: Device,
-) -> Result<Vec<MicroBatch>, BatchError> {
-    let all: Vec<Row> = dataset.validation_rows().collect();
-    let count = settings.eval.rows.min(all.len());
-    let rows: Vec<Row> = (0..count)
-        .map(|i| all[i * all.len() / count].clone())
-        .collect();
-    rows.chunks(settings.batch.rows)
-        .map(|rows| MicroBatch::new(rows, device))
+) -> Result<Vec<MicroBatch>, TrainError> {
+    let rows = dataset.validation_sample(settings.eval.rows);
+    rows.map_err(DataError::from)?
+        .chunks(settings.batch.rows)
+        .map(|rows| Ok(MicroBatch::new(rows, device)?))
         .collect()
 }
 
@@ -80,6 +76,7 @@ pub fn counts(report: &DatasetReport) -> BTreeMap<String, u64> {
         ("rows of text".into(), report.rows),
         ("null texts skipped".into(), report.nulls),
         ("empty texts skipped".into(), report.empties),
+        ("texts filtered out".into(), report.filtered),
     ]);
     for (split, pack) in [
         ("training", &report.train),

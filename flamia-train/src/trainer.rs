@@ -14,6 +14,7 @@ use crate::attention::Attention;
 use crate::batch::{MicroBatch, Packing};
 use crate::board::{Board, TRAIN_LOSS, VAL_LOSS};
 use crate::checkpoint::{Checkpoints, TrainState};
+use crate::data::DataError;
 use crate::error::{TrainError, chain};
 use crate::evaluate::evaluate;
 use crate::model::Model;
@@ -164,7 +165,8 @@ impl Trainer {
         let mut packing = Packing::default();
         let micro_batches = (0..batch.accumulate)
             .map(|_| {
-                let rows: Vec<Row> = self.rows.by_ref().take(batch.rows).collect();
+                let rows: Result<Vec<Row>, _> = self.rows.by_ref().take(batch.rows).collect();
+                let rows = rows.map_err(DataError::from)?;
                 packing.add(&rows);
                 Ok(MicroBatch::new(&rows, self.device)?)
             })

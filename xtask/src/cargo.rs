@@ -29,6 +29,15 @@ pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
     become_command(here.command(trainer).args(args))
 }
 
+/// Builds the program for data, which needs no libtorch, and becomes it.
+pub fn data(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    const DATASETS: &str = "datasets";
+    let mut cargo = here.cargo()?;
+    cargo.current_dir(&here.root);
+    let program = build_program(cargo, DATASETS)?;
+    become_command(here.command(program).args(args))
+}
+
 fn check_settings(args: &[OsString]) -> Result<(), SettingsError> {
     match Settings::start(args.iter().cloned(), std::env::vars_os())? {
         // The values that are left out come from the run then.
@@ -152,12 +161,14 @@ fn executable(message: &str, name: &str) -> Option<PathBuf> {
     artifact.executable.filter(|_| is_it)
 }
 
-/// Builds the trainer in release and returns its path, which a `build.target` in cargo's
-/// configuration would move.
 fn build_trainer(here: &Surroundings, ready: &Ready) -> anyhow::Result<PathBuf> {
-    const TRAINER: &str = "flamia-train";
-    let mut cargo = cargo(here, ready)?;
-    cargo.args(["build", "--release", "--package", TRAINER, "--bin", TRAINER]);
+    build_program(cargo(here, ready)?, "flamia-train")
+}
+
+/// Builds the program of the package of the same name in release and returns its path, which a
+/// `build.target` in cargo's configuration would move.
+fn build_program(mut cargo: Command, name: &str) -> anyhow::Result<PathBuf> {
+    cargo.args(["build", "--release", "--package", name, "--bin", name]);
     say(shown(&cargo));
     let mut child = cargo
         .arg("--message-format=json-render-diagnostics")
@@ -169,11 +180,11 @@ fn build_trainer(here: &Surroundings, ready: &Ready) -> anyhow::Result<PathBuf> 
         .into_iter()
         .flat_map(BufRead::lines)
         .map_while(Result::ok);
-    let trainer = lines.filter_map(|line| executable(&line, TRAINER)).last();
+    let program = lines.filter_map(|line| executable(&line, name)).last();
     if !child.wait()?.success() {
-        bail!("the trainer does not build; cargo says why above");
+        bail!("{name} does not build; cargo says why above");
     }
-    trainer.context("cargo built the trainer and did not say where")
+    program.with_context(|| format!("cargo built {name} and did not say where"))
 }
 
 /// The value as one word of a POSIX shell.

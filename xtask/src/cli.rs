@@ -22,6 +22,13 @@ pub enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Prepare token caches, and look into them (`cargo xtask data --help` lists what there is)
+    // Its program owns its command line, `--help` included.
+    #[command(disable_help_flag = true)]
+    Data {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Run every test of the workspace
     Test {
         /// Passed on to `cargo test`
@@ -89,6 +96,15 @@ mod tests {
         ] {
             assert_eq!(train_args(line), line, "{line:?}");
         }
+    }
+
+    #[test]
+    fn the_datasets_program_gets_its_arguments_untouched() {
+        let line = ["cargo xtask", "data", "prepare", "--data", "a", "-h"];
+        let Task::Data { args } = Cli::try_parse_from(line).unwrap().task else {
+            panic!("not parsed as data");
+        };
+        assert_eq!(args, &line[2..]);
     }
 
     #[test]

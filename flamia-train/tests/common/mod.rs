@@ -100,6 +100,8 @@ pub fn state(step: u64) -> TrainState {
             row_tokens: 64,
             seed: 3,
             validation_fraction: 0.1,
+            packing: datasets::Packing::default(),
+            shuffle: datasets::Shuffle::default(),
         },
         seed: 3,
         validation: Validation::default(),
