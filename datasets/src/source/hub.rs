@@ -97,7 +97,7 @@ pub struct Hub {
     pub endpoint: Option<String>,
     /// Who asks.
     pub token: Option<String>,
-    /// Take only what the cache has.
+    /// Take only what the cache has. A folder is then what of it was fetched before.
     pub offline: bool,
     /// Show how a file comes.
     pub progress: bool,
@@ -142,6 +142,10 @@ impl Hub {
                 .repo(dataset(&repo, &revision))
                 .info()
                 .map_err(|error| request(name, error))?;
+            // For those who come without network. If it cannot be written, neither can the files.
+            let _ = Cache::new(self.cache.clone())
+                .repo(dataset(&repo, &revision))
+                .create_ref(&info.sha);
             let files = info.siblings.into_iter().map(|file| file.rfilename);
             (info.sha, files.collect())
         };

@@ -156,7 +156,9 @@ pub fn byte_bpe(control: &[(&str, u32, bool)]) -> Value {
         "byte_fallback": false, "vocab": vocab, "merges": []});
     let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
         "use_regex": true});
-    tokenizer_json(model, bytes, control)
+    let mut json = tokenizer_json(model, bytes.clone(), control);
+    json["decoder"] = bytes;
+    json
 }
 
 /// Words separated by white space, by their place in the list.

@@ -69,7 +69,7 @@ fn prepare_stats_show_and_check_go_together() {
         "{stdout}"
     );
     assert!(stdout.contains("of the document at token"), "{stdout}");
-    let (code, _, stderr) = run(&["show", "c", "100000"], here);
+    let (code, _, stderr) = run(&["show", "c", "100000", "--row-tokens", "512"], here);
     assert_eq!(code, Some(1));
     assert!(
         stderr.contains("cannot resume at row 100000 of epoch 0"),
