@@ -18,12 +18,12 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Lengths like FineWeb-Edu's: quartiles 349, 629 and 1,091 tokens, some far longer.
-fn lengths(count: usize) -> Vec<usize> {
+fn lengths(count: usize) -> Vec<u32> {
     let mut rng = ChaCha8Rng::seed_from_u64(0);
     let length = |_| {
         // Nearly normal: the sum of twelve uniform numbers.
         let normal: f64 = (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
-        ((6.444 + 0.9 * normal).exp() as usize).clamp(10, 170_000)
+        ((6.444 + 0.9 * normal).exp() as u32).clamp(10, 170_000)
     };
     (0..count).map(length).collect()
 }

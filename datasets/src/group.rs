@@ -100,9 +100,7 @@ impl Group {
         }
         let mut rng = shuffle::rng(inner.options.seed, epoch, number);
         documents.shuffle(&mut rng);
-        let lengths = documents
-            .iter()
-            .map(|member| member.document.labels as usize);
+        let lengths = documents.iter().map(|member| member.document.labels);
         let options = &inner.options;
         let packer = Packer::new(lengths.enumerate(), options.packing, options.row_tokens);
         let packed: Vec<_> = packer.collect();

@@ -352,7 +352,7 @@ impl Inner {
 
     fn packed_validation(&self) -> impl Iterator<Item = Vec<Piece>> {
         let documents = self.validation.iter().enumerate();
-        let lengths = documents.map(|(number, held)| (number, held.labels as usize));
+        let lengths = documents.map(|(number, held)| (number, held.labels));
         Packer::new(lengths, self.options.packing, self.options.row_tokens)
     }
 

@@ -81,11 +81,11 @@ pub struct Piece {
 }
 
 impl Piece {
-    fn whole((document, len): (usize, usize)) -> Self {
+    fn whole((document, labels): (usize, u32)) -> Self {
         Self {
             document,
             start: 0,
-            len,
+            len: labels as usize,
         }
     }
 }
@@ -96,12 +96,14 @@ pub struct Packer<I> {
     packing: Packing,
     row_tokens: usize,
     /// In order of arrival; at most [`LOOK_AHEAD`].
-    waiting: Vec<Piece>,
+    waiting: Vec<usize>,
+    /// Their labels; apart, since they are searched for every piece.
+    waiting_labels: Vec<u32>,
     /// What is left of the long document cut last.
     rest: Option<Piece>,
 }
 
-impl<I: Iterator<Item = (usize, usize)>> Packer<I> {
+impl<I: Iterator<Item = (usize, u32)>> Packer<I> {
     /// Packs `(document, labels)` pairs, `labels >= 1`, into rows of `row_tokens >= 1` positions.
     pub fn new(documents: I, packing: Packing, row_tokens: usize) -> Self {
         Self {
@@ -109,6 +111,7 @@ impl<I: Iterator<Item = (usize, usize)>> Packer<I> {
             packing,
             row_tokens,
             waiting: Vec::with_capacity(LOOK_AHEAD),
+            waiting_labels: Vec::with_capacity(LOOK_AHEAD),
             rest: None,
         }
     }
@@ -131,8 +134,17 @@ impl<I: Iterator<Item = (usize, usize)>> Packer<I> {
 
     fn refill(&mut self) {
         let missing = LOOK_AHEAD - self.waiting.len();
-        let documents = self.documents.by_ref().take(missing);
-        self.waiting.extend(documents.map(Piece::whole));
+        for (document, labels) in self.documents.by_ref().take(missing) {
+            self.waiting.push(document);
+            self.waiting_labels.push(labels);
+        }
+    }
+
+    fn remove(&mut self, index: usize) -> Piece {
+        Piece::whole((
+            self.waiting.remove(index),
+            self.waiting_labels.remove(index),
+        ))
     }
 
     /// Cuts `piece` to the space and keeps the rest for the next row.
@@ -150,13 +162,23 @@ impl<I: Iterator<Item = (usize, usize)>> Packer<I> {
 
     /// The place of the longest waiting document that fits whole; of equals, the oldest.
     fn best_fit(&self, space: usize) -> Option<usize> {
-        let mut best: Option<usize> = None;
-        for (index, piece) in self.waiting.iter().enumerate() {
-            if piece.len <= space && best.is_none_or(|best| piece.len > self.waiting[best].len) {
-                best = Some(index);
-            }
-        }
-        best
+        let space = u32::try_from(space).unwrap_or(u32::MAX);
+        let fitting = |labels: u32| if labels <= space { labels } else { 0 };
+        // Without branches, so that the compiler compares many at once.
+        let all = self.waiting_labels.iter();
+        let best = all.fold(0, |best, &labels| best.max(fitting(labels)));
+        let place = || {
+            self.waiting_labels
+                .iter()
+                .position(|&labels| labels == best)
+        };
+        (best > 0).then(place).flatten()
+    }
+
+    /// The place of the oldest waiting document that no row holds whole.
+    fn longer_than_a_row(&self) -> Option<usize> {
+        let is_long = |&labels: &u32| labels as usize > self.row_tokens;
+        self.waiting_labels.iter().position(is_long)
     }
 
     /// The next row of whole documents.
@@ -165,7 +187,7 @@ impl<I: Iterator<Item = (usize, usize)>> Packer<I> {
         let first = match self.rest.take() {
             Some(rest) => rest,
             None if self.waiting.is_empty() => return None,
-            None => self.waiting.remove(0),
+            None => self.remove(0),
         };
         let first = self.cut(first, self.row_tokens);
         let mut space = self.row_tokens - first.len;
@@ -173,11 +195,11 @@ impl<I: Iterator<Item = (usize, usize)>> Packer<I> {
         while space > 0 {
             self.refill();
             let piece = if let Some(index) = self.best_fit(space) {
-                self.waiting.remove(index)
+                self.remove(index)
             } else if space * 8 >= self.row_tokens
-                && let Some(long) = self.waiting.iter().position(|p| p.len > self.row_tokens)
+                && let Some(long) = self.longer_than_a_row()
             {
-                let long = self.waiting.remove(long);
+                let long = self.remove(long);
                 self.cut(long, space)
             } else {
                 break;
@@ -189,7 +211,7 @@ impl<I: Iterator<Item = (usize, usize)>> Packer<I> {
     }
 }
 
-impl<I: Iterator<Item = (usize, usize)>> Iterator for Packer<I> {
+impl<I: Iterator<Item = (usize, u32)>> Iterator for Packer<I> {
     type Item = Vec<Piece>;
 
     fn next(&mut self) -> Option<Vec<Piece>> {

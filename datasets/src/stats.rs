@@ -132,7 +132,7 @@ impl Lengths {
 
 impl Packed {
     fn of(labels: &[u32], row_tokens: usize, packing: Packing) -> Self {
-        let documents = labels.iter().map(|&labels| labels as usize).enumerate();
+        let documents = labels.iter().copied().enumerate();
         let mut report = PackReport::default();
         for pieces in Packer::new(documents, packing, row_tokens) {
             let tokens = |document: usize| (u64::from(labels[document]) - 1, 0);
@@ -180,7 +180,7 @@ impl fmt::Display for Stats {
             "padding",
             "pieces",
             "pieces/row",
-            "documents cut",
+            "cuts",
         ]);
         for Packed {
             packing,
@@ -188,7 +188,7 @@ impl fmt::Display for Stats {
             report,
         } in &self.packed
         {
-            let cut = report.pieces - report.documents;
+            let cuts = report.pieces - report.documents;
             let per_row = report.pieces as f64 / report.rows.max(1) as f64;
             table.add_row([
                 grouped(*row_tokens as u64),
@@ -197,7 +197,7 @@ impl fmt::Display for Stats {
                 format!("{:.2} %", 100.0 * report.padding_share()),
                 grouped(report.pieces),
                 format!("{per_row:.1}"),
-                grouped(cut),
+                grouped(cuts),
             ]);
         }
         for column in [0, 2, 3, 4, 5, 6] {
