@@ -18,7 +18,7 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Task {
     /// Tokenise documents into a cache; go on where an earlier call stopped
-    Prepare(PrepareArgs),
+    Prepare(Box<PrepareArgs>),
     /// Tell and plot how long documents are, and how they pack
     Stats(StatsArgs),
     /// Read every shard to its end and compare it with the manifest

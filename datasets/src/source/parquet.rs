@@ -435,7 +435,7 @@ fn text_column(path: &Path, column: &str, schema: &Schema) -> Result<usize, Parq
 }
 
 fn column_index(path: &Path, column: &str, schema: &Schema) -> Result<usize, ParquetError> {
-    let Ok(index) = schema.index_of(&column) else {
+    let Ok(index) = schema.index_of(column) else {
         let nearest = |field: &&Arc<Field>| {
             (1e6 * strsim::jaro_winkler(&column.to_lowercase(), &field.name().to_lowercase()))
                 as u32

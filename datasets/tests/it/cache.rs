@@ -146,14 +146,21 @@ fn another_tokenizer_is_refused() {
     let json = write_json(folder.path(), &byte_bpe(&[("<|endoftext|>", 256, true)]));
     let other = Tokenizer::from_file(&json, SpecialIds::default()).unwrap();
     let options = || OpenOptions::new(64);
-    let error = Dataset::open(&[dir.clone()], other, options())
+    let error = Dataset::open(std::slice::from_ref(&dir), other, options())
         .err()
         .unwrap();
     let is_it = matches!(error, DatasetError::Cache(CacheError::Tokenizer { .. }));
     assert!(is_it, "{error}");
     assert!(error.to_string().contains("byte-level"), "{error}");
     // Its own, named or not, is taken.
-    assert!(Dataset::open(&[dir.clone()], Tokenizer::byte_level(), options()).is_ok());
+    assert!(
+        Dataset::open(
+            std::slice::from_ref(&dir),
+            Tokenizer::byte_level(),
+            options()
+        )
+        .is_ok()
+    );
     assert!(Dataset::open(&[dir], None, options()).is_ok());
 }
 
@@ -169,7 +176,7 @@ fn a_copy_of_the_tokenizer_that_was_changed_is_refused() {
         validation_fraction: 0.0,
         ..OpenOptions::new(16)
     };
-    assert!(Dataset::open(&[dir.clone()], None, options()).is_ok());
+    assert!(Dataset::open(std::slice::from_ref(&dir), None, options()).is_ok());
     let mut copy = fs::read(dir.join("tokenizer.json")).unwrap();
     copy.push(b'\n');
     fs::write(dir.join("tokenizer.json"), copy).unwrap();

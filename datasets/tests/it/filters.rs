@@ -207,7 +207,7 @@ fn columns_have_the_names_that_the_settings_give() {
         };
         let dir = folder.path().join("cache");
         prepare(
-            &[source.clone()],
+            std::slice::from_ref(&source),
             &Tokenizer::byte_level(),
             &dir,
             &options,

@@ -1,7 +1,7 @@
 //! Every way strings are stored, and the sizes that overflow 32-bit offsets.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::builder::StringDictionaryBuilder;
@@ -11,7 +11,7 @@ use arrow_array::{
 };
 use arrow_schema::{DataType, Field};
 use datasets::source::{Place, SourceFile};
-use datasets::{Hub, SourceError};
+use datasets::{Hub, ParquetReader, Selection, SourceError};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
 use parquet::file::properties::WriterProperties;
@@ -146,7 +146,7 @@ fn more_than_two_gigabytes_in_a_column_chunk() {
     (0..ROWS).for_each(|row| writer.write(&batch(row)).unwrap());
     assert_eq!(writer.close().unwrap().row_groups().len(), 1);
 
-    let shard = datasets::ParquetReader::open(&path, &Default::default()).unwrap();
+    let shard = ParquetReader::open(&path, &Default::default()).unwrap();
     let mut rows = 0;
     for record in shard {
         let text = record.unwrap().text.unwrap();
@@ -173,13 +173,37 @@ fn a_long_text_in_a_dictionary_page() {
             vec![("text", text)],
             WriterProperties::default(),
         );
-        let shard = datasets::ParquetReader::open(&path, &Default::default()).unwrap();
+        let shard = ParquetReader::open(&path, &Default::default()).unwrap();
         let lengths: Vec<Option<usize>> = shard
             .map(|record| record.unwrap().text.map(|text| text.len()))
             .collect();
         let expected = [Some(long.len())].into_iter();
         let rest = (0..600).map(|_| repeated.map(String::len));
         assert_eq!(lengths, expected.chain(rest).collect::<Vec<_>>());
+    }
+}
+
+/// Files that `tests/data/make_pyarrow.py` wrote: strings, large strings, views and dictionaries,
+/// nulls, snappy and zstd, both page versions, four row groups, a nested column beside.
+#[test]
+fn files_of_pyarrow_read_alike() {
+    let text = |row: usize| (row % 7 != 3).then(|| format!("text {} ü 🦀\n", row % 20));
+    let expected: Vec<Option<String>> = (0..60).map(text).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let files = list(&[folder]).unwrap();
+    assert_eq!(files.len(), 5);
+    for file in files {
+        assert_eq!(read_texts(&file).unwrap(), expected, "{}", file.display());
+        for skip in [1, 16, 17, 18, 59, 60] {
+            let rest = ParquetReader::open_at(&file, &Selection::default(), skip).unwrap();
+            let rest: Vec<Option<String>> = rest.map(|record| record.unwrap().text).collect();
+            assert_eq!(
+                rest,
+                expected[skip as usize..],
+                "{} behind {skip}",
+                file.display()
+            );
+        }
     }
 }
 

@@ -99,7 +99,7 @@ fn what_is_wrong_with_a_line_is_told_with_its_number() {
     ];
     for (bytes, says) in cases {
         std::fs::write(&path, bytes).unwrap();
-        let error = make(&[path.clone()], &folder.path().join("cache")).unwrap_err();
+        let error = make(std::slice::from_ref(&path), &folder.path().join("cache")).unwrap_err();
         let is_it = matches!(error, PrepareError::Source(SourceError::Json { .. }));
         assert!(is_it && error.to_string().contains(says), "{error}");
         assert!(error.to_string().contains("a.jsonl"), "{error}");
