@@ -54,10 +54,30 @@ impl Cache {
     /// [`CacheError`].
     pub fn open(dir: &Path) -> Result<Self, CacheError> {
         let cache = Self::open_unchecked(dir)?;
-        for shard in &cache.manifest.shards {
-            cache.check_sizes(shard)?;
-        }
+        cache.check_all_sizes()?;
         Ok(cache)
+    }
+
+    /// Makes the folder the cache that `manifest` describes, if its shards are there.
+    pub(crate) fn publish(dir: &Path, manifest: Manifest) -> Result<Self, CacheError> {
+        let cache = Self {
+            dir: dir.into(),
+            manifest,
+        };
+        cache.check_all_sizes()?;
+        let path = dir.join(MANIFEST);
+        let bytes = cache.manifest.to_bytes().map_err(io::Error::from);
+        bytes
+            .and_then(|bytes| crate::atomic::write(&path, &bytes))
+            .map_err(CacheError::io("write", &path))?;
+        Self::open(dir)
+    }
+
+    fn check_all_sizes(&self) -> Result<(), CacheError> {
+        self.manifest
+            .shards
+            .iter()
+            .try_for_each(|shard| self.check_sizes(shard))
     }
 
     fn open_unchecked(dir: &Path) -> Result<Self, CacheError> {

@@ -9,7 +9,7 @@ use crate::cache::{Cache, CacheError};
 use crate::group::{Document, Group, RowPart};
 use crate::options::{DatasetError, Identity, OpenOptions};
 use crate::pack::{PackReport, Packer, Piece};
-use crate::prepare::{self, PrepareOptions, Progress};
+use crate::prepare::{Inputs, PrepareOptions, Progress};
 use crate::report::DatasetReport;
 use crate::row::{Control, Part, Row};
 use crate::shuffle::{self, Block};
@@ -107,9 +107,9 @@ impl Dataset {
             wait: true,
             ..PrepareOptions::default()
         };
-        let key = prepare::key(sources, &tokenizer, &prepare_options)?;
-        let dir = options.cache_dir.join(&key[..16]);
-        let cache = prepare::prepare(sources, &tokenizer, &dir, &prepare_options, progress)?;
+        let inputs = Inputs::new(sources, &tokenizer, &prepare_options)?;
+        let dir = options.cache_dir.join(&inputs.key[..16]);
+        let cache = inputs.prepare(&dir, progress)?;
         Self::of_cache(cache, options)
     }
 

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use crate::atomic;
 use crate::bin_file::Width;
 use crate::cache::{self, Cache, CacheError, Counts, Manifest, ShardWriter, TokenizerRecord};
-use crate::source::{self, Content, Hub, Selection, SourceError};
+use crate::source::{self, Content, Hub, Selection, SourceError, SourceFile};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use journal::{Cursor, Journal};
 use lock::Lock;
@@ -99,69 +99,98 @@ pub fn prepare(
     options: &PrepareOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Cache, PrepareError> {
-    let files = source::list(sources, &options.hub)?;
-    let key = journal::key(&files, tokenizer, options)?;
-    std::fs::create_dir_all(dir).map_err(CacheError::io("create", dir))?;
-    let _lock = Lock::take(dir, options.wait)?;
-    if options.rebuild {
-        journal::remove_cache(dir)?;
-    }
-    match Cache::open(dir) {
-        Ok(cache) if cache.manifest().key == key => return Ok(cache),
-        Ok(cache) => {
-            let what = format!("{} sources", cache.manifest().sources.len());
-            return Err(other_inputs(dir, what).into());
-        }
-        Err(CacheError::NotACache { .. } | CacheError::Unfinished { .. }) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let journal = match Journal::read(dir)? {
-        Some(journal) if journal.key == key => journal,
-        Some(_) => return Err(other_inputs(dir, "unfinished".into()).into()),
-        None => Journal::new(key),
-    };
-    atomic::remove_unfinished(dir).map_err(CacheError::io("clear", dir))?;
-    cache::save_tokenizer(dir, tokenizer)?;
-
-    let mut making = Making {
-        dir,
-        tokenizer,
-        shard_tokens: options.shard_tokens,
-        width: Width::for_vocabulary(tokenizer.vocab_size()),
-        writer: None,
-        progress: Progress {
-            documents: journal.shards.iter().map(|shard| shard.documents).sum(),
-            tokens: journal.shards.iter().map(|shard| shard.tokens).sum(),
-            text_bytes: journal.shards.iter().map(|shard| shard.text_bytes).sum(),
-            share: 0.0,
-        },
-        journal,
-    };
-    let start = making.journal.next;
-    let end = std::thread::scope(|scope| -> Result<Cursor, PrepareError> {
-        let (sender, batches) = sync_channel(BATCHES_AHEAD);
-        let files = &files;
-        scope.spawn(move || read::read(files, start, tokenizer, options, &sender));
-        let mut end = start;
-        for batch in batches {
-            let batch = batch?;
-            end = batch.end;
-            making.take(batch, files)?;
-            progress(making.progress);
-        }
-        Ok(end)
-    })?;
-    making.finish(end, options)
+    Inputs::new(sources, tokenizer, options)?.prepare(dir, progress)
 }
 
-/// Names the inputs of a preparation; a cache of the same key has the same tokens.
-pub(crate) fn key(
-    sources: &[PathBuf],
-    tokenizer: &Tokenizer,
-    options: &PrepareOptions,
-) -> Result<String, PrepareError> {
-    let files = source::list(sources, &options.hub)?;
-    Ok(journal::key(&files, tokenizer, options)?)
+/// What a cache is made of.
+pub(crate) struct Inputs<'a> {
+    files: Vec<SourceFile>,
+    tokenizer: &'a Tokenizer,
+    options: &'a PrepareOptions,
+    /// Names them; a cache of the same key has the same tokens.
+    pub(crate) key: String,
+}
+
+impl<'a> Inputs<'a> {
+    pub(crate) fn new(
+        sources: &[PathBuf],
+        tokenizer: &'a Tokenizer,
+        options: &'a PrepareOptions,
+    ) -> Result<Self, PrepareError> {
+        let files = source::list(sources, &options.hub)?;
+        Ok(Self {
+            key: journal::key(&files, tokenizer, options)?,
+            files,
+            tokenizer,
+            options,
+        })
+    }
+
+    pub(crate) fn prepare(
+        &self,
+        dir: &Path,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Cache, PrepareError> {
+        let Self {
+            files,
+            tokenizer,
+            options,
+            key,
+        } = self;
+        std::fs::create_dir_all(dir).map_err(CacheError::io("create", dir))?;
+        let _lock = Lock::take(dir, options.wait)?;
+        if options.rebuild {
+            journal::remove_cache(dir)?;
+        }
+        match Cache::open(dir) {
+            Ok(cache) if cache.manifest().key == *key => {
+                Journal::remove(dir)?;
+                return Ok(cache);
+            }
+            Ok(cache) => {
+                let what = format!("{} sources", cache.manifest().sources.len());
+                return Err(other_inputs(dir, what).into());
+            }
+            Err(CacheError::NotACache { .. } | CacheError::Unfinished { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let journal = match Journal::read(dir)? {
+            Some(journal) if journal.key == *key => journal,
+            Some(_) => return Err(other_inputs(dir, "unfinished".into()).into()),
+            None => Journal::new(key.clone()),
+        };
+        atomic::remove_unfinished(dir).map_err(CacheError::io("clear", dir))?;
+        cache::save_tokenizer(dir, tokenizer)?;
+
+        let mut making = Making {
+            dir,
+            tokenizer,
+            shard_tokens: options.shard_tokens,
+            width: Width::for_vocabulary(tokenizer.vocab_size()),
+            writer: None,
+            progress: Progress {
+                documents: journal.shards.iter().map(|shard| shard.documents).sum(),
+                tokens: journal.shards.iter().map(|shard| shard.tokens).sum(),
+                text_bytes: journal.shards.iter().map(|shard| shard.text_bytes).sum(),
+                share: 0.0,
+            },
+            journal,
+        };
+        let start = making.journal.next;
+        let end = std::thread::scope(|scope| -> Result<Cursor, PrepareError> {
+            let (sender, batches) = sync_channel(BATCHES_AHEAD);
+            scope.spawn(move || read::read(files, start, tokenizer, options, &sender));
+            let mut end = start;
+            for batch in batches {
+                let batch = batch?;
+                end = batch.end;
+                making.take(batch, files)?;
+                progress(making.progress);
+            }
+            Ok(end)
+        })?;
+        making.finish(end, options)
+    }
 }
 
 fn other_inputs(dir: &Path, what: String) -> CacheError {
@@ -191,7 +220,7 @@ struct Tokenised {
 }
 
 impl Making<'_> {
-    fn take(&mut self, batch: Batch, files: &[source::SourceFile]) -> Result<(), PrepareError> {
+    fn take(&mut self, batch: Batch, files: &[SourceFile]) -> Result<(), PrepareError> {
         for (number, record) in batch.sources {
             match self.journal.sources.get(number) {
                 None => self.journal.sources.push(record),
@@ -214,11 +243,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    fn tokenise(
-        &self,
-        item: &Item,
-        files: &[source::SourceFile],
-    ) -> Result<Tokenised, PrepareError> {
+    fn tokenise(&self, item: &Item, files: &[SourceFile]) -> Result<Tokenised, PrepareError> {
         let tokenizer = self.tokenizer;
         let name = || files[item.at.source].name();
         let failed = |source| PrepareError::Tokenizer {
@@ -321,7 +346,8 @@ impl Making<'_> {
             shards: self.journal.shards,
             sha256: String::new(),
         };
-        journal::publish(self.dir, &manifest)?;
-        Ok(Cache::open(self.dir)?)
+        let cache = Cache::publish(self.dir, manifest)?;
+        Journal::remove(self.dir)?;
+        Ok(cache)
     }
 }

@@ -58,18 +58,16 @@ pub enum CacheError {
         expected: u32,
     },
     /// A file of a shard is gone.
-    #[error("{} is missing from its cache; restore it, or prepare the cache again with --rebuild", path.display())]
+    #[error("{} is missing from its cache; restore it, or remove the folder and prepare again", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
     },
     /// A shard's token file is not as its header says.
-    #[error(
-        "a shard of the cache is damaged; restore it, or prepare the cache again with --rebuild"
-    )]
+    #[error("a shard of the cache is damaged; restore it, or remove the folder and prepare again")]
     Bin(#[from] BinError),
     /// A file of a shard is not what the manifest says.
-    #[error("{} is damaged: {reason}; restore it, or prepare the cache again with --rebuild", path.display())]
+    #[error("{} is damaged: {reason}; restore it, or remove the folder and prepare again", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,

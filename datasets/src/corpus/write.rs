@@ -16,6 +16,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::select::Document;
 use super::{CorpusError, Summary};
+use crate::atomic::Unfinished;
 
 /// Where the summary stands in the footer.
 const SUMMARY_KEY: &str = "flamia.corpus";
@@ -35,8 +36,7 @@ pub(super) fn read_summary(path: &Path) -> Option<Summary> {
     serde_json::from_str(summary).ok()
 }
 
-/// Writes a temporary file beside `path`, flushes it to the disk and renames it, so that `path`
-/// is whole or absent at every moment.
+/// `path` is whole or absent at every moment.
 pub(super) fn write(
     path: &Path,
     identity: &str,
@@ -53,33 +53,14 @@ pub(super) fn write(
         }
     };
     std::fs::create_dir_all(folder).map_err(io("create", folder))?;
-    // Hidden, so that nobody takes it for a shard.
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".corpus-").suffix(".tmp");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o644));
-    }
-    let mut temporary = builder
-        .tempfile_in(folder)
-        .map_err(io("write in", folder))?;
-    encode(temporary.as_file_mut(), identity, documents, summary).map_err(|error| {
+    let mut unfinished = Unfinished::create(path).map_err(io("write in", folder))?;
+    encode(unfinished.file(), identity, documents, summary).map_err(|error| {
         CorpusError::Write {
             path: path.to_owned(),
             reason: error.to_string(),
         }
     })?;
-    temporary.as_file().sync_all().map_err(io("write", path))?;
-    temporary
-        .persist(path)
-        .map_err(|error| io("write", path)(error.error))?;
-    // The rename itself is on the disk only when the folder is.
-    #[cfg(unix)]
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(io("write", folder))?;
-    Ok(())
+    unfinished.finish().map_err(io("write", path))
 }
 
 fn encode(

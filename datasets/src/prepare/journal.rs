@@ -1,5 +1,4 @@
-//! What a preparation leaves on the disk beside shards: the journal while it runs, the manifest at
-//! its end.
+//! The journal that a preparation leaves beside its shards while it runs.
 
 use std::fs;
 use std::io;
@@ -11,9 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::PrepareOptions;
 use crate::atomic;
-use crate::cache::{
-    self, CacheError, Counts, JOURNAL, MANIFEST, Manifest, ShardRecord, SourceRecord,
-};
+use crate::cache::{self, CacheError, Counts, JOURNAL, MANIFEST, ShardRecord, SourceRecord};
 use crate::hex;
 use crate::source::{Place, SourceError, SourceFile};
 use crate::tokenizer::Tokenizer;
@@ -67,6 +64,11 @@ impl Journal {
             })
     }
 
+    /// Removes the journal of a preparation that is over.
+    pub(super) fn remove(dir: &Path) -> Result<(), CacheError> {
+        remove(&dir.join(JOURNAL))
+    }
+
     pub(super) fn write(&self, dir: &Path) -> Result<(), CacheError> {
         let path = dir.join(JOURNAL);
         let bytes = serde_json::to_vec_pretty(self).map_err(io::Error::from);
@@ -74,16 +76,6 @@ impl Journal {
             .and_then(|bytes| atomic::write(&path, &bytes))
             .map_err(CacheError::io("write", &path))
     }
-}
-
-/// Makes the folder a cache.
-pub(super) fn publish(dir: &Path, manifest: &Manifest) -> Result<(), CacheError> {
-    let path = dir.join(MANIFEST);
-    let bytes = manifest.to_bytes().map_err(io::Error::from);
-    bytes
-        .and_then(|bytes| atomic::write(&path, &bytes))
-        .map_err(CacheError::io("write", &path))?;
-    remove(&dir.join(JOURNAL))
 }
 
 /// Removes a cache's files, the one first that makes the folder a cache.
