@@ -4,6 +4,7 @@
 //! text, and only the cache puts BOS, only [`crate::row`] EOS.
 
 mod hugging_face;
+mod known_words;
 
 use std::path::{Path, PathBuf};
 

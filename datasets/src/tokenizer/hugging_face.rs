@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use tokenizers::models::ModelWrapper;
-use tokenizers::{AddedToken, PostProcessorWrapper};
+use tokenizers::{AddedToken, OffsetReferential, OffsetType, PostProcessorWrapper, PreTokenizer};
 
+use super::known_words::KnownWords;
 use super::{TokenizerError, start_of};
 
 /// Names that begin a document, best first. GPT-2 has one token for both ends.
@@ -30,6 +31,7 @@ const EOS_NAMES: &[&str] = &[
 pub(super) struct HuggingFace {
     model: tokenizers::Tokenizer,
     vocab_size: usize,
+    known: KnownWords,
 }
 
 impl HuggingFace {
@@ -70,6 +72,7 @@ impl HuggingFace {
         Ok(Self {
             model,
             vocab_size: largest as usize + 1,
+            known: KnownWords::default(),
         })
     }
 
@@ -95,16 +98,28 @@ impl HuggingFace {
             })
     }
 
+    /// As the library's own `encode`, which makes a string of every token that nobody wants here.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        // Without offsets into the text, which cost time.
-        let encoding =
-            self.model
-                .encode_fast(text, false)
-                .map_err(|error| TokenizerError::Encode {
-                    start: start_of(text),
-                    reason: error.to_string(),
-                })?;
-        Ok(encoding.get_ids().to_vec())
+        let failed = |error: tokenizers::Error| TokenizerError::Encode {
+            start: start_of(text),
+            reason: error.to_string(),
+        };
+        let model = &self.model;
+        let added = model.get_added_vocabulary();
+        let mut words = added.extract_and_normalize(model.get_normalizer(), text);
+        if let Some(pre_tokenizer) = model.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut words).map_err(failed)?;
+        }
+        let mut ids = Vec::with_capacity(text.len() / 4);
+        let mut known = self.known.of_this_thread();
+        for (word, _, tokens) in words.get_splits(OffsetReferential::Original, OffsetType::None) {
+            match tokens {
+                // Found by the added vocabulary.
+                Some(tokens) => ids.extend(tokens.iter().map(|token| token.id)),
+                None => known.extend(&mut ids, word, model).map_err(failed)?,
+            }
+        }
+        Ok(ids)
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {

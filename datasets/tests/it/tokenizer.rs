@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use datasets::{Dataset, OpenOptions, SpecialIds, Tokenizer, TokenizerError};
+use proptest::prelude::*;
 use serde_json::json;
 use tempfile::tempdir;
 
@@ -58,6 +59,53 @@ fn ids_become_the_text_again() {
             assert_eq!(ids.len(), text.len());
             assert_eq!(tokenizer.decode(&ids).unwrap(), text);
         }
+    }
+}
+
+/// A BPE with merges, a normaliser and an added token that is no control token.
+fn merging_bpe() -> serde_json::Value {
+    let mut json = byte_bpe(&CONTROL);
+    let pairs = [
+        ("t", "h"),
+        ("th", "e"),
+        ("Ġ", "the"),
+        ("Ġ", "a"),
+        ("i", "n"),
+        ("l", "l"),
+    ];
+    for (id, (left, right)) in (300..).zip(pairs) {
+        json["model"]["vocab"][format!("{left}{right}")] = json!(id);
+    }
+    json["model"]["merges"] = json!(pairs.map(|(left, right)| format!("{left} {right}")));
+    json["model"]["dropout"] = json!(null);
+    json["normalizer"] = json!({"type": "NFC"});
+    let added = json!({"id": 400, "content": "<url>", "single_word": false, "lstrip": true,
+        "rstrip": false, "normalized": false, "special": false});
+    json["added_tokens"].as_array_mut().unwrap().push(added);
+    json
+}
+
+proptest! {
+    #[test]
+    fn ids_are_those_of_the_library(
+        texts in prop::collection::vec("([a-it ]|the|in|<url>|\\s|u\u{308}|\\PC|<s>|[0-9]){0,60}", 1..8)
+    ) {
+        let json = merging_bpe();
+        let ours = from_json(&json, SpecialIds::default()).unwrap();
+        let mut library = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+        library.with_truncation(None).unwrap();
+        library.with_padding(None);
+        library.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+        let marked = tokenizers::AddedToken::from("<s>", true);
+        library.add_special_tokens([marked]).unwrap();
+        library.set_encode_special_tokens(true);
+        let expected: Vec<Vec<u32>> = texts
+            .iter()
+            .map(|text| library.encode(text.as_str(), false).unwrap().get_ids().to_vec())
+            .collect();
+        prop_assert_eq!(ours.encode_batch(&texts).unwrap(), expected.clone());
+        // Once more, now that words are known.
+        prop_assert_eq!(ours.encode_batch(&texts).unwrap(), expected);
     }
 }
 
