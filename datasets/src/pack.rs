@@ -98,13 +98,14 @@ pub struct Packer<I> {
     /// In order of arrival; at most [`LOOK_AHEAD`].
     waiting: Vec<usize>,
     /// Their labels; apart, since they are searched for every piece.
-    waiting_labels: Vec<u32>,
+    waiting_labels: Vec<i32>,
     /// What is left of the long document cut last.
     rest: Option<Piece>,
 }
 
 impl<I: Iterator<Item = (usize, u32)>> Packer<I> {
-    /// Packs `(document, labels)` pairs, `labels >= 1`, into rows of `row_tokens >= 1` positions.
+    /// Packs `(document, labels)` pairs, with labels from 1 to what a shard can count, 2^31 - 1, into
+    /// rows of `row_tokens >= 1` positions.
     pub fn new(documents: I, packing: Packing, row_tokens: usize) -> Self {
         Self {
             documents,
@@ -136,15 +137,13 @@ impl<I: Iterator<Item = (usize, u32)>> Packer<I> {
         let missing = LOOK_AHEAD - self.waiting.len();
         for (document, labels) in self.documents.by_ref().take(missing) {
             self.waiting.push(document);
-            self.waiting_labels.push(labels);
+            self.waiting_labels.push(labels as i32);
         }
     }
 
     fn remove(&mut self, index: usize) -> Piece {
-        Piece::whole((
-            self.waiting.remove(index),
-            self.waiting_labels.remove(index),
-        ))
+        let labels = self.waiting_labels.remove(index) as u32;
+        Piece::whole((self.waiting.remove(index), labels))
     }
 
     /// Cuts `piece` to the space and keeps the rest for the next row.
@@ -162,9 +161,9 @@ impl<I: Iterator<Item = (usize, u32)>> Packer<I> {
 
     /// The place of the longest waiting document that fits whole; of equals, the oldest.
     fn best_fit(&self, space: usize) -> Option<usize> {
-        let space = u32::try_from(space).unwrap_or(u32::MAX);
-        let fitting = |labels: u32| if labels <= space { labels } else { 0 };
-        // Without branches, so that the compiler compares many at once.
+        // Signed and without branches: so the compiler compares many at once on any x86-64.
+        let space = i32::try_from(space).unwrap_or(i32::MAX);
+        let fitting = |labels: i32| if labels <= space { labels } else { 0 };
         let all = self.waiting_labels.iter();
         let best = all.fold(0, |best, &labels| best.max(fitting(labels)));
         let place = || {
@@ -177,7 +176,7 @@ impl<I: Iterator<Item = (usize, u32)>> Packer<I> {
 
     /// The place of the oldest waiting document that no row holds whole.
     fn longer_than_a_row(&self) -> Option<usize> {
-        let is_long = |&labels: &u32| labels as usize > self.row_tokens;
+        let is_long = |&labels: &i32| labels as usize > self.row_tokens;
         self.waiting_labels.iter().position(is_long)
     }
 
