@@ -2,17 +2,15 @@
 
 mod cli;
 mod show;
-mod terminal;
 
 use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
 use datasets::stats::{self, Stats};
-use datasets::{Cache, SpecialIds, Tokenizer};
+use datasets::{Cache, ProgressLine, SpecialIds, Tokenizer};
 
 use cli::{Cli, PrepareArgs, StatsArgs, Task};
-use terminal::ProgressLine;
 
 type Outcome = Result<ExitCode, Box<dyn Error>>;
 

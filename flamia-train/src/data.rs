@@ -5,8 +5,8 @@ use std::path::Path;
 
 use datasets::tokenizer::SpecialIds;
 use datasets::{
-    CorpusError, Dataset, DatasetError, DatasetReport, OpenOptions, Tokenizer, TokenizerError,
-    corpus,
+    CorpusError, Dataset, DatasetError, DatasetReport, OpenOptions, ProgressLine, Tokenizer,
+    TokenizerError, corpus,
 };
 use tch::Device;
 
@@ -50,7 +50,12 @@ pub fn open(settings: &Settings) -> Result<(Dataset, Option<String>), DataError>
         validation_fraction: settings.eval.fraction,
         ..OpenOptions::new(settings.batch.row_tokens)
     };
-    Ok((Dataset::open(&[path], tokenizer, options)?, corpus))
+    let mut line = ProgressLine::new();
+    let dataset = Dataset::open_with(&[path], tokenizer, options, &mut |progress| {
+        line.show(progress);
+    })?;
+    line.finish();
+    Ok((dataset, corpus))
 }
 
 /// `eval.rows` validation rows, evenly spread so that many documents are among them, in

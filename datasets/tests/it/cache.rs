@@ -294,6 +294,27 @@ fn a_cache_is_found_again_and_other_inputs_are_refused() {
 }
 
 #[test]
+fn progress_rises_to_all_of_the_sources() {
+    let (folder, source, _) = sample();
+    let dir = folder.path().join("again");
+    let (tokenizer, mut seen) = (Tokenizer::byte_level(), Vec::new());
+    let mut keep = |progress| seen.push(progress);
+    let cache = prepare(&[source], &tokenizer, &dir, &small(), &mut keep).unwrap();
+    let last = seen.last().unwrap();
+    let manifest = cache.manifest();
+    assert_eq!(last.share, 1.0);
+    assert_eq!(
+        (last.documents, last.tokens, last.text_bytes),
+        (
+            manifest.documents(),
+            manifest.tokens(),
+            manifest.text_bytes()
+        )
+    );
+    assert!(seen.is_sorted_by(|a, b| a.share <= b.share && a.tokens <= b.tokens));
+}
+
+#[test]
 fn sources_without_documents_make_no_cache() {
     let folder = tempdir().unwrap();
     let source = write_texts(folder.path(), "texts.parquet", &["", ""]);

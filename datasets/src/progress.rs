@@ -3,13 +3,16 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use datasets::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::prepare::Progress;
 
 /// Time between lines of a log.
 const LINE_TIME: Duration = Duration::from_secs(10);
 const STEPS: u64 = 1000;
 
+/// Shows how far a preparation has come. Nothing is shown before the first [`ProgressLine::show`],
+/// so nothing at all for a cache that is there.
 pub struct ProgressLine {
     bar: Option<ProgressBar>,
     start: Instant,
@@ -18,7 +21,15 @@ pub struct ProgressLine {
     last_line: Instant,
 }
 
+impl Default for ProgressLine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl ProgressLine {
+    /// On standard error.
+    #[must_use]
     pub fn new() -> Self {
         let style = ProgressStyle::with_template("{percent:>3} % {bar:16} {wide_msg}");
         let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -31,6 +42,7 @@ impl ProgressLine {
         }
     }
 
+    /// Shows documents, tokens, megabytes a second and the time left.
     pub fn show(&mut self, progress: Progress) {
         let first = *self.first.get_or_insert(Progress {
             share: 0.0,
@@ -50,6 +62,7 @@ impl ProgressLine {
         }
     }
 
+    /// Clears the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
