@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use crate::atomic;
 use crate::bin_file::Width;
 use crate::cache::{self, Cache, CacheError, Counts, Manifest, ShardWriter, TokenizerRecord};
-use crate::source::{self, Content, Hub, Selection, SourceError, SourceFile};
+use crate::source::{self, Document, Hub, Selection, SourceError, SourceFile};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use journal::{Cursor, Journal};
 use lock::Lock;
@@ -251,9 +251,9 @@ impl Making<'_> {
             source,
         };
         let decoded;
-        let (text, ids) = match &item.content {
-            Content::Text(text) => (text.as_str(), tokenizer.encode(text).map_err(failed)?),
-            Content::Tokens(ids) => {
+        let (text, ids) = match &item.document {
+            Document::Text(text) => (text.as_str(), tokenizer.encode(text).map_err(failed)?),
+            Document::Tokens(ids) => {
                 // Some writers also end documents.
                 let ids = ids.strip_suffix(&[tokenizer.eos()]).unwrap_or(ids);
                 if let Some((id, problem)) = tokenizer.forbidden(ids) {
@@ -267,7 +267,6 @@ impl Making<'_> {
                 decoded = tokenizer.decode(ids).map_err(failed)?;
                 (decoded.as_str(), ids.to_vec())
             }
-            Content::Null | Content::Filtered => ("", Vec::new()),
         };
         let too_long = || CacheError::DocumentTooLong {
             source_name: name(),

@@ -259,14 +259,30 @@ fn is_listed(name: &str) -> bool {
 /// What a record holds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Content {
-    /// A text, perhaps empty.
-    Text(String),
-    /// Ids, without BOS.
-    Tokens(Vec<u32>),
+    /// Perhaps an empty one.
+    Document(Document),
     /// No text.
     Null,
     /// Something that a filter leaves out.
     Filtered,
+}
+
+/// A document as its source has it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Document {
+    Text(String),
+    /// Ids, without BOS.
+    Tokens(Vec<u32>),
+}
+
+impl Document {
+    /// Bytes in memory, so 0 for an empty one.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Tokens(ids) => size_of_val(ids.as_slice()),
+        }
+    }
 }
 
 /// What a `.bin` file is compared with.
@@ -325,7 +341,7 @@ impl Reader {
                     Record { filtered: true, .. } => Content::Filtered,
                     Record {
                         text: Some(text), ..
-                    } => Content::Text(text),
+                    } => Content::Document(Document::Text(text)),
                     Record { .. } => Content::Null,
                 },
             )),

@@ -1,7 +1,7 @@
 //! Texts to token ids: the built-in byte-level tokenizer, or any Hugging Face `tokenizer.json`.
 //!
 //! Raw text never yields a control token: the letters `<|endoftext|>` in a document are ordinary
-//! text, and only the cache puts BOS, only [`crate::row`] EOS.
+//! text, and only the cache puts BOS, only a [`crate::Row`] has EOS.
 
 mod hugging_face;
 mod known_words;

@@ -5,7 +5,7 @@ use std::sync::mpsc::SyncSender;
 
 use super::{Cursor, PrepareError, PrepareOptions};
 use crate::cache::{SourceRecord, digest};
-use crate::source::{Content, Place, Reader, SourceError, SourceFile, Vocabulary, hub};
+use crate::source::{Content, Document, Place, Reader, SourceError, SourceFile, Vocabulary, hub};
 use crate::tokenizer::Tokenizer;
 
 /// Bytes of text in a batch, for each thread: enough that one long document does not keep the
@@ -25,7 +25,7 @@ pub(super) struct Batch {
 
 /// A document.
 pub(super) struct Item {
-    pub(super) content: Content,
+    pub(super) document: Document,
     /// Where its record stands.
     pub(super) at: Cursor,
 }
@@ -139,18 +139,13 @@ impl Reading<'_> {
         let end = &mut self.batch.end;
         end.record += 1;
         end.counts.rows += 1;
-        match &content {
+        match content {
             Content::Null => end.counts.nulls += 1,
             Content::Filtered => end.counts.filtered += 1,
-            Content::Text(text) if text.is_empty() => end.counts.empties += 1,
-            Content::Tokens(ids) if ids.is_empty() => end.counts.empties += 1,
-            Content::Text(text) => {
-                self.bytes += text.len();
-                self.batch.items.push(Item { content, at });
-            }
-            Content::Tokens(ids) => {
-                self.bytes += 4 * ids.len();
-                self.batch.items.push(Item { content, at });
+            Content::Document(document) if document.size() == 0 => end.counts.empties += 1,
+            Content::Document(document) => {
+                self.bytes += document.size();
+                self.batch.items.push(Item { document, at });
             }
         }
     }

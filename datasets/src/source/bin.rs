@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use super::{Content, SourceError, Vocabulary};
+use super::{Content, Document, SourceError, Vocabulary};
 use crate::bin_file::{BinError, Header, Width};
 
 pub(crate) struct BinReader {
@@ -80,7 +80,7 @@ impl BinReader {
         let mut ids = Vec::new();
         while let Some(id) = self.file.next()? {
             if id == self.bos {
-                return Ok(Some(Content::Tokens(ids)));
+                return Ok(Some(Content::Document(Document::Tokens(ids))));
             }
             ids.push(id);
         }
@@ -90,12 +90,12 @@ impl BinReader {
             let mut follower = BinTokens::open(&path)?;
             while let Some(id) = follower.next()? {
                 if id == self.bos {
-                    return Ok(Some(Content::Tokens(ids)));
+                    return Ok(Some(Content::Document(Document::Tokens(ids))));
                 }
                 ids.push(id);
             }
         }
-        Ok(Some(Content::Tokens(ids)))
+        Ok(Some(Content::Document(Document::Tokens(ids))))
     }
 
     pub(super) fn share(&self) -> f64 {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::{Map, Value};
 
 use super::selection::Cell;
-use super::{Content, Selection, SourceError};
+use super::{Content, Document, Selection, SourceError};
 
 pub(crate) struct JsonLines {
     path: PathBuf,
@@ -99,7 +99,7 @@ impl JsonLines {
         let column = &self.selection.columns.text;
         self.value(&object, column)?;
         match object.remove(column).unwrap_or_default() {
-            Value::String(text) => Ok(Some(Content::Text(text))),
+            Value::String(text) => Ok(Some(Content::Document(Document::Text(text)))),
             Value::Null => Ok(Some(Content::Null)),
             _ => Err(self.wrong(format!("`{column}` is no string"))),
         }
