@@ -381,7 +381,7 @@ fn ablations_do_what_they_say() {
                 // Nothing before D, and nothing that does not read it.
                 Ablation::UnquantisedD => &["o", "dv"],
                 // `fp4` has a 4-bit P in the forward pass anyway.
-                Ablation::P4Forward if path == Path::Fp4 => &["o", "dq", "dk"],
+                Ablation::P4Forward if path == Path::Fp4 => &["o"],
                 _ => &[],
             };
             // A forward-only change reaches dV through the LSE at most.

@@ -99,6 +99,7 @@ impl<S: BlockScheme> Task for QueryHead<'_, S> {
         let [mut dq, mut dk, mut dv] = std::array::from_fn(|_| Rows::zeros(len, dim));
         let mut counts = StatsSnapshot::default();
         let mut p = vec![S::Real::ZERO; PAD * TILE];
+        let mut rounded = [S::Real::ZERO; TILE];
         let mut ds = vec![S::Real::ZERO; PAD * TILE];
         let mut ds_for_dk = vec![S::Real::ZERO; PAD * TILE];
         let mut partial = vec![S::Real::ZERO; PAD * dim];
@@ -117,6 +118,7 @@ impl<S: BlockScheme> Task for QueryHead<'_, S> {
                     .per_key(Pass::Backward, self.mask, row, block.key);
                 let special = kv.v_per_key_panels.as_ref().filter(|_| per_key);
                 let v_panels = special.unwrap_or(&kv.v_panels);
+                let v_fold = kv.v.over_tokens(per_key).1.map(|fold| (fold, block.key));
                 v_panels.scores::<G>(&mut ds, TILE, d_o.operand(row), block.key, width);
 
                 for i in 0..PAD {
@@ -125,10 +127,16 @@ impl<S: BlockScheme> Task for QueryHead<'_, S> {
                     let ds = &mut ds[i * TILE..][..width];
                     let lse2 = sums.lse2[row + i];
                     for p in p.iter_mut() {
-                        *p = *p * scale2 - lse2;
+                        *p *= scale2;
+                    }
+                    let rounded = &mut rounded[..width];
+                    let rebuilt = self.scheme.rebuild(rounded, p, lse2, &visible, v_fold);
+                    for p in p.iter_mut() {
+                        *p = *p - lse2;
                     }
                     self.scheme.exp2(p);
                     fill_outside(p, &visible, S::Real::ZERO);
+                    let p = if rebuilt { rounded } else { p };
                     softmax_gradient(ds, p, &visible, sums.d[row + i]);
                 }
                 counts.saturated += self.scheme.round_p(&mut p, &block, d_o_fold);
