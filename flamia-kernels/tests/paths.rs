@@ -392,6 +392,8 @@ fn ablations_do_what_they_say() {
             let expected: &[&str] = match ablation {
                 // Nothing before D, and nothing that does not read it.
                 Ablation::UnquantisedD => &["o", "dv"],
+                // The backward pass is the default one, and D is its own.
+                Ablation::Tiling => &["dq", "dk", "dv"],
                 // `fp4` has a 4-bit P in the forward pass anyway.
                 Ablation::P4Forward if path == Path::Fp4 => &["o"],
                 _ => &[],

@@ -82,6 +82,9 @@ pub(crate) trait BlockScheme: Scheme<Loaded = Prepared<<Self as Scheme>::Real>> 
         visible: &Range<usize>,
         fold: Option<(&Fold<Self::Real>, usize)>,
     ) -> bool;
+    /// Whether D is summed over the probabilities and dP that dS is made of, instead of coming from
+    /// the output.
+    fn sums_d(&self) -> bool;
     /// Rounds the P of `block` for dV, `fold` being dO's; returns how many were clamped.
     fn round_p(&self, p: &mut [Self::Real], block: &Block, fold: Option<&Fold<Self::Real>>) -> u64;
     /// Rounds the dS of `block` of query head `head`; returns whether dK reads the second buffer.
@@ -178,6 +181,10 @@ impl<R: Real> BlockScheme for Exact<R> {
         _: &Range<usize>,
         _: Option<(&Fold<R>, usize)>,
     ) -> bool {
+        false
+    }
+    #[inline(always)]
+    fn sums_d(&self) -> bool {
         false
     }
     #[inline(always)]

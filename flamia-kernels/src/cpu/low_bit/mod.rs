@@ -109,8 +109,8 @@ impl LowBit {
 }
 
 impl LowBit {
-    /// Whether dS is made of the forward pass's P: where that is rounded to 4 bits, D, which comes of
-    /// the forward's output, is far from the sum over the exact one.
+    /// Whether dS is made of the forward pass's P, where that is rounded to 4 bits (paper, section
+    /// 3.3: the backward pass rebuilds what the forward pass used).
     fn rebuilds_p(&self) -> bool {
         self.p_forward == Element::E2M1 && self.p_backward == Element::E2M1
     }
@@ -232,6 +232,13 @@ impl BlockScheme for LowBit {
             self.rebuild_row(p, scores, lse2, visible, fold);
         }
         rebuilds
+    }
+
+    /// The rounded probabilities do not sum to 1, and V is another one in dP than in the output: with
+    /// D from the output, the rows of dS would not sum to 0 by far.
+    #[inline(always)]
+    fn sums_d(&self) -> bool {
+        self.rebuilds_p()
     }
 
     #[inline(always)]

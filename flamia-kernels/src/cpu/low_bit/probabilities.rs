@@ -8,6 +8,7 @@ use flamia_sched::TILE;
 
 use super::{LowBit, round_codes};
 use crate::cpu::block::Block;
+use crate::cpu::exponential::Exp2;
 use crate::cpu::gemm::PAD;
 use crate::cpu::operands::Fold;
 use crate::cpu::real::{Real, exp2_f32};
@@ -29,7 +30,7 @@ impl LowBit {
         match self.p_forward {
             Element::E4M3 => {
                 relative(scores, max, self.c);
-                self.exponentiate(scores, visible);
+                self.exponentiate(scores, self.exp_forward, visible);
                 let sum = lane_total(scores);
                 let clamped = match fold {
                     None => round_codes(scores),
@@ -41,9 +42,9 @@ impl LowBit {
                 let mut rounded = [0.0; TILE];
                 let rounded = &mut rounded[..scores.len()];
                 rounded.copy_from_slice(scores);
-                let clamped = self.round_groups(rounded, max, visible, fold);
+                let clamped = self.round_groups(rounded, self.exp_forward, max, visible, fold);
                 relative(scores, max, self.c);
-                self.exponentiate(scores, visible);
+                self.exponentiate(scores, self.exp_forward, visible);
                 let sum = lane_total(scores);
                 scores.copy_from_slice(rounded);
                 (sum, clamped)
@@ -65,7 +66,7 @@ impl LowBit {
         fill_outside(p, visible, f32::NEG_INFINITY);
         // Near the reference of the forward pass; any integer gives the same codes.
         let reference = lse2.ceil();
-        self.round_groups(p, reference, visible, fold);
+        self.round_groups(p, self.exp_backward, reference, visible, fold);
         let normalise = exp2_f32(reference - lse2);
         match fold {
             None => p.iter_mut().for_each(|p| *p *= normalise),
@@ -80,8 +81,8 @@ impl LowBit {
     }
 
     #[inline(always)]
-    fn exponentiate(&self, x: &mut [f32], visible: &Range<usize>) {
-        self.exp_forward.apply(x);
+    fn exponentiate(&self, x: &mut [f32], exp2: Exp2, visible: &Range<usize>) {
+        exp2.apply(x);
         if self.ablate == Some(Ablation::UnclampedPolynomial) {
             // It would give masked keys, at -∞, any weight; that is not what the ablation is about.
             fill_outside(x, visible, 0.0);
@@ -95,6 +96,7 @@ impl LowBit {
     fn round_groups(
         &self,
         scores: &mut [f32],
+        exp2: Exp2,
         reference: f32,
         visible: &Range<usize>,
         fold: Option<(&Fold<f32>, usize)>,
@@ -124,7 +126,7 @@ impl LowBit {
             let first = index * PAD;
             let seen = visible.start.clamp(first, first + PAD) - first
                 ..visible.end.clamp(first, first + PAD) - first;
-            self.exponentiate(group, &seen);
+            self.exponentiate(group, exp2, &seen);
             let up = pow2((exponent - reference) as i32);
             for x in group {
                 clamped += u32::from(*x > E2M1::MAX);
