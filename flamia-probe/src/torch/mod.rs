@@ -1,0 +1,4 @@
+//! Probes that need torch.
+
+pub mod capture;
+pub mod consistency;
