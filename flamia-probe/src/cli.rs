@@ -2,7 +2,10 @@
 
 use clap::{Parser, Subcommand};
 use flamia_probe::accuracy::Accuracy;
+use flamia_probe::documents::LoudDocument;
 use flamia_probe::error::ProbeError;
+use flamia_probe::flush::Flush;
+use flamia_probe::leakage::{Leakage, Scheme};
 use flamia_probe::report::Output;
 
 /// See what low-bit attention does: its accuracy, its leaks, its lost gradients
@@ -18,6 +21,9 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Probe {
     Accuracy(Flags<Accuracy>),
+    Leakage(Flags<Leakage>),
+    Flush(Flags<Flush>),
+    Documents(Flags<LoudDocument>),
     #[cfg(feature = "torch")]
     Capture(flamia_probe::torch::capture::Capture),
     #[cfg(feature = "torch")]
@@ -54,6 +60,22 @@ pub fn run(cli: Cli) -> Result<(), ProbeError> {
                 &rows,
             )?)
         }
+        Probe::Leakage(Flags { probe, output }) => {
+            let rows = probe.rows(torch_schemes())?;
+            Ok(output.show(
+                "what results know of a token they must not depend on",
+                &rows,
+            )?)
+        }
+        Probe::Flush(Flags { probe, output }) => {
+            let rows = probe.rows()?;
+            Ok(output.show("share of nonzero entries rounded to zero", &rows)?)
+        }
+        Probe::Documents(Flags { probe, output }) => {
+            let rows = probe.rows()?;
+            let caption = format!("one document scaled by {} among others", probe.factor);
+            Ok(output.show(&caption, &rows)?)
+        }
         #[cfg(feature = "torch")]
         Probe::Capture(probe) => probe.run(),
         #[cfg(feature = "torch")]
@@ -68,6 +90,13 @@ pub fn run(cli: Cli) -> Result<(), ProbeError> {
             probe: "consistency",
         }),
     }
+}
+
+fn torch_schemes() -> Vec<Scheme> {
+    #[cfg(feature = "torch")]
+    return flamia_probe::torch::schemes();
+    #[cfg(not(feature = "torch"))]
+    Vec::new()
 }
 
 #[cfg(not(feature = "torch"))]

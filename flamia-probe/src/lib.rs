@@ -16,8 +16,12 @@
 pub mod accuracy;
 pub mod attention;
 pub mod capture;
+pub mod dense;
+pub mod documents;
 pub mod error;
+pub mod flush;
 pub mod input;
+pub mod leakage;
 pub mod metric;
 pub mod numerics;
 pub mod problem;

@@ -138,6 +138,59 @@ impl Problem {
         }
     }
 
+    /// The key/value head that query head `head` reads.
+    pub fn kv_head(&self, head: usize) -> usize {
+        head / (self.heads / self.kv_heads)
+    }
+
+    /// A row of a query head.
+    pub fn q_row(&self, row: usize, head: usize) -> &[f32] {
+        self.row(Tensor::Q, row, head)
+    }
+
+    /// A row of a key/value head's keys.
+    pub fn k_row(&self, row: usize, head: usize) -> &[f32] {
+        self.row(Tensor::K, row, head)
+    }
+
+    /// A row of a key/value head's values.
+    pub fn v_row(&self, row: usize, head: usize) -> &[f32] {
+        self.row(Tensor::V, row, head)
+    }
+
+    /// A row of a query head's output gradient.
+    pub fn d_o_row(&self, row: usize, head: usize) -> &[f32] {
+        self.row(Tensor::DO, row, head)
+    }
+
+    fn row(&self, tensor: Tensor, row: usize, head: usize) -> &[f32] {
+        let start = (row * self.heads_of(tensor) + head) * self.head_dim;
+        &self.tensor(tensor)[start..][..self.head_dim]
+    }
+
+    /// The first `rows` rows, the last document cut where they end.
+    pub fn first(&self, rows: usize) -> Self {
+        let rows = rows.min(self.rows());
+        let lengths: Vec<usize> = self
+            .documents
+            .iter()
+            .map(|document| document.end.min(rows).saturating_sub(document.start))
+            .collect();
+        let cut = |tensor| {
+            let row = self.heads_of(tensor) * self.head_dim;
+            self.tensor(tensor)[..rows * row].to_vec()
+        };
+        Self {
+            documents: Documents::from_lengths(&lengths)
+                .expect("fewer rows than the documents had before"),
+            q: cut(Tensor::Q),
+            k: cut(Tensor::K),
+            v: cut(Tensor::V),
+            d_o: cut(Tensor::DO),
+            ..*self
+        }
+    }
+
     /// Multiplies the elements of `tensor` by `factor(row, head, feature)` and rounds them to BF16.
     pub fn scale(&mut self, tensor: Tensor, mut factor: impl FnMut(usize, usize, usize) -> f32) {
         let (heads, head_dim) = (self.heads_of(tensor), self.head_dim);

@@ -2,3 +2,6 @@
 
 pub mod capture;
 pub mod consistency;
+mod sdpa;
+
+pub use sdpa::schemes;
