@@ -4,8 +4,9 @@ use clap::{Parser, Subcommand};
 use flamia_probe::accuracy::Accuracy;
 use flamia_probe::documents::LoudDocument;
 use flamia_probe::error::ProbeError;
+use flamia_probe::exponent::Exponent;
 use flamia_probe::flush::Flush;
-use flamia_probe::leakage::{Leakage, Scheme};
+use flamia_probe::leakage::{Leakage, Scheme, summary};
 use flamia_probe::report::Output;
 
 /// See what low-bit attention does: its accuracy, its leaks, its lost gradients
@@ -24,6 +25,7 @@ enum Probe {
     Leakage(Flags<Leakage>),
     Flush(Flags<Flush>),
     Documents(Flags<LoudDocument>),
+    Exponent(Flags<Exponent>),
     #[cfg(feature = "torch")]
     Capture(flamia_probe::torch::capture::Capture),
     #[cfg(feature = "torch")]
@@ -62,10 +64,8 @@ pub fn run(cli: Cli) -> Result<(), ProbeError> {
         }
         Probe::Leakage(Flags { probe, output }) => {
             let rows = probe.rows(torch_schemes())?;
-            Ok(output.show(
-                "what results know of a token they must not depend on",
-                &rows,
-            )?)
+            let caption = "what results know of a token that they must not depend on";
+            Ok(output.show_summary(caption, &summary(&rows), &rows)?)
         }
         Probe::Flush(Flags { probe, output }) => {
             let rows = probe.rows()?;
@@ -75,6 +75,10 @@ pub fn run(cli: Cli) -> Result<(), ProbeError> {
             let rows = probe.rows()?;
             let caption = format!("one document scaled by {} among others", probe.factor);
             Ok(output.show(&caption, &rows)?)
+        }
+        Probe::Exponent(Flags { probe, output }) => {
+            let rows = probe.rows()?;
+            Ok(output.show("approximations of 2^x", &rows)?)
         }
         #[cfg(feature = "torch")]
         Probe::Capture(probe) => probe.run(),

@@ -19,6 +19,7 @@ pub mod capture;
 pub mod dense;
 pub mod documents;
 pub mod error;
+pub mod exponent;
 pub mod flush;
 pub mod input;
 pub mod leakage;

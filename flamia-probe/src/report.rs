@@ -22,18 +22,31 @@ impl Output {
     /// # Errors
     /// The JSON cannot be written.
     pub fn show<R: Serialize>(&self, caption: &str, rows: &[R]) -> Result<(), WriteError> {
-        let rows: Vec<Value> = rows.iter().map(flat).collect();
+        self.show_summary(caption, rows, rows)
+    }
+
+    /// [`show`](Self::show), but the table is of `summary`, the JSON of `rows`.
+    ///
+    /// # Errors
+    /// The JSON cannot be written.
+    pub fn show_summary<S: Serialize, R: Serialize>(
+        &self,
+        caption: &str,
+        summary: &[S],
+        rows: &[R],
+    ) -> Result<(), WriteError> {
+        let summary: Vec<Value> = summary.iter().map(flat).collect();
         // Nobody reading any more, as after `| head`, is no error.
         let _ = writeln!(
             std::io::stdout().lock(),
             "{caption} ({})\n{}",
             version(),
-            table(&rows)
+            table(&summary)
         );
         match &self.json {
             None => Ok(()),
             Some(path) => atomic_write_with(path, |writer| {
-                serde_json::to_writer_pretty(&mut *writer, &rows)?;
+                serde_json::to_writer_pretty(&mut *writer, rows)?;
                 writer.write_all(b"\n")
             }),
         }

@@ -3,6 +3,7 @@
 mod measure;
 mod public;
 mod scheme;
+mod summary;
 
 use std::collections::BTreeMap;
 
@@ -13,6 +14,7 @@ use serde::Serialize;
 
 pub use measure::{Perturbation, Trace, compare, measure};
 pub use scheme::{Scheme, schemes};
+pub use summary::{Summary, summary};
 
 use crate::error::ProbeError;
 use crate::input::Inputs;
@@ -23,16 +25,20 @@ use crate::progress::Progress;
 ///
 /// One element of K, V, Q or dO is raised above every other, so that the maximum of its scale group
 /// rises; then the results that must not depend on that token are compared bit for bit (paper,
-/// sections 3.2 and 4.5, table 5). `change` is the largest change as a share of the largest element,
-/// `reach` how many rows away the farthest changed row lies.
+/// sections 3.2 and 4.5, table 5): O, LSE and dQ of earlier rows, dK and dV of keys that the token's
+/// query cannot see, and everything of other documents. The table shows, for each raised operand, the
+/// largest change as a share of the largest element, and how many rows away it reaches; the JSON has
+/// every result apart.
 ///
-/// A reach of up to 31 is the residue of scales that cover 32 tokens, and the dQ accumulator's scale
-/// reaches over the whole document: the `-exact` schemes have neither. Per-tensor scales, exponents
-/// rounded by the floor rule, and 4-bit V grouped across the diagonal leak visibly. `1x32-v-along-keys`
-/// has the scales of cuDNN's MXFP8, `1x32-both` those of Low Precision FA4, around exact attention.
+/// Scales that cover 32 tokens leave a residue that reaches at most 31 rows, and dQ's FP16 accumulator
+/// one that can reach over the document: the `-exact` schemes leave neither. Per-tensor scales,
+/// exponents rounded by the floor rule, and 4-bit V grouped across the diagonal leak visibly.
+/// `1x32-v-along-keys` has the scales of cuDNN's MXFP8, `1x32-both` those of Low Precision FA4, around
+/// exact attention. What `fp4` shows for Q and dO runs from earlier to later queries of a group.
 ///
 /// The `public` cases: 128 keys, V zero but for 2^-20 at key 0, then 1.0 at key 16 (in its block of
-/// 32) or key 32 (in the next). `before` and `after` are the largest elements of the earlier rows.
+/// 32) or at key 32 (in the next). In the JSON, `before` and `after` are the largest elements of the
+/// earlier rows.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Leakage {
     /// Schemes to probe [default: all]
@@ -68,7 +74,7 @@ pub struct Leakage {
     pub trials: usize,
 
     /// How many times as large as any other a raised element may be; drawn log-uniformly from 2 on
-    #[arg(long, default_value_t = 4096.0)]
+    #[arg(long, default_value_t = 16.0)]
     pub factor: f32,
 }
 
@@ -116,7 +122,9 @@ impl Leakage {
             });
         }
         let shape = [self.heads, self.kv_heads, self.head_dim];
-        let mut problems = self.inputs.problems(&[self.lengths.clone()], shape)?;
+        let mut problems = self
+            .inputs
+            .problems(std::slice::from_ref(&self.lengths), shape)?;
         for (_, problem) in &mut problems {
             *problem = problem.first(self.rows);
         }
