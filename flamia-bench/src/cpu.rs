@@ -105,24 +105,28 @@ impl Cpu {
         let mut rows = Vec::new();
         for &length in &self.length {
             let call = Call::draw(self, length)?;
-            let mut best = vec![[Duration::MAX; 2]; numerics.len()];
+            let mut best = vec![Vec::new(); numerics.len()];
             for _ in 0..rounds {
                 for (options, best) in numerics.iter().zip(&mut best) {
                     progress.at(format_args!("{} {length}", options.path));
                     let times = call.time(options)?;
-                    *best = std::array::from_fn(|pass| best[pass].min(times[pass]));
+                    best.resize(times.len(), Duration::MAX);
+                    for (best, time) in best.iter_mut().zip(times) {
+                        *best = time.min(*best);
+                    }
                     progress.step();
                 }
             }
             let reference = numerics
                 .iter()
                 .position(|options| options.path == Path::Reference)
-                .map(|index| best[index]);
+                .map(|index| best[index].clone());
             for (options, times) in numerics.iter().zip(&best) {
-                for pass in 0..2 {
-                    let ratio =
-                        reference.map(|reference| seconds(times[pass]) / seconds(reference[pass]));
-                    rows.push(self.row(&call, options, pass, seconds(times[pass]), ratio));
+                for (pass, time) in times.iter().enumerate() {
+                    let reference = reference.as_ref().map(|times| times[pass].as_secs_f64());
+                    let seconds = time.as_secs_f64();
+                    let ratio = reference.map(|reference| seconds / reference);
+                    rows.push(self.row(&call, options, pass, seconds, ratio));
                 }
             }
         }
@@ -191,8 +195,9 @@ impl Call {
         Ok(Self { problem, operands })
     }
 
-    /// The time of the forward pass, and of it and the backward pass.
-    fn time(&self, options: &Options) -> Result<[Duration; 2], AttentionError> {
+    /// The time of the forward pass, and of it and the backward pass if there is one: exponentials for
+    /// inference have none.
+    fn time(&self, options: &Options) -> Result<Vec<Duration>, AttentionError> {
         let Problem {
             heads,
             head_dim,
@@ -209,16 +214,15 @@ impl Call {
         let forward = cpu::forward(&q, &k, &v, documents, options, None)?;
         let forward_time = start.elapsed();
         let o = TensorView::packed("o", &forward.o, documents.total(), heads, head_dim)?;
+        if options.exponential.is_inference_only() {
+            return Ok(vec![forward_time]);
+        }
         let gradients: Gradients<bf16> =
             cpu::backward(&q, &k, &v, &o, &forward.lse, &d_o, documents, options, None)?;
         let both = start.elapsed();
         std::hint::black_box(&gradients);
-        Ok([forward_time, both])
+        Ok(vec![forward_time, both])
     }
-}
-
-fn seconds(time: Duration) -> f64 {
-    time.as_secs_f64()
 }
 
 /// The widest of the instruction sets that the products are compiled for and this processor has.
@@ -306,6 +310,9 @@ mod tests {
         let mut bench = small();
         bench.numerics.paths.remove(0);
         assert!(bench.rows().unwrap().iter().all(|row| row.ratio.is_none()));
+        bench.numerics.exponential = Some(flamia_kernels::Exponential::Schraudolph);
+        let rows = bench.rows().unwrap();
+        assert_eq!(rows.len(), 1, "there is no backward pass");
         bench.kv_heads = Some(3);
         assert!(bench.rows().is_err());
     }

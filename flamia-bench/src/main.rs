@@ -17,11 +17,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Device {
+    // No documentation of its own: the last one below becomes the subcommand's.
     Cpu {
         #[command(flatten)]
-        bench: Cpu,
-        #[command(flatten)]
         output: Output,
+        #[command(flatten)]
+        bench: Cpu,
     },
 }
 

@@ -79,7 +79,7 @@ pub struct Row {
     pub ablate: Option<String>,
     /// Cosine of O.
     pub o: f64,
-    /// Cosine of dQ.
+    /// Cosine of dQ; null, like all of the gradients, under an exponential for inference.
     pub dq: f64,
     /// Cosine of dK.
     pub dk: f64,

@@ -1,11 +1,12 @@
 //! This project's attention on a [`Problem`].
 
-use flamia_kernels::cpu::{self, Real};
+use flamia_kernels::cpu::{self, Gradients, Real};
 use flamia_kernels::{AttentionError, Element, Mask, Options, Path, TensorView};
 
 use crate::problem::{Outputs, Problem};
 
-/// Forward and backward pass under `options`.
+/// Forward and backward pass under `options`. An exponential for inference has no backward pass: the
+/// gradients are empty then.
 ///
 /// # Errors
 /// Operands that do not fit one another, or options that do not go together.
@@ -44,8 +45,16 @@ fn attend_in<E: Element>(
     let (q, d_o) = (view("q", q, heads)?, view("d_o", d_o, heads)?);
     let (k, v) = (view("k", k, kv_heads)?, view("v", v, kv_heads)?);
     let forward = cpu::forward(&q, &k, &v, documents, options, None)?;
-    let o = view("o", &forward.o, heads)?;
-    let gradients = cpu::backward(&q, &k, &v, &o, &forward.lse, &d_o, documents, options, None)?;
+    let gradients = if options.exponential.is_inference_only() {
+        Gradients {
+            dq: Vec::new(),
+            dk: Vec::new(),
+            dv: Vec::new(),
+        }
+    } else {
+        let (o, lse) = (view("o", &forward.o, heads)?, &forward.lse);
+        cpu::backward(&q, &k, &v, &o, lse, &d_o, documents, options, None)?
+    };
     let wide = |x: &[E]| x.iter().map(|x| x.to_real::<f64>()).collect();
     Ok(Outputs {
         o: wide(&forward.o),

@@ -40,13 +40,13 @@ enum Probe {
     Consistency(needs_torch::Anything),
 }
 
-/// A probe's own flags, and those of every probe.
+// No documentation of its own: the last one below becomes the subcommand's.
 #[derive(clap::Args)]
 struct Flags<P: clap::Args> {
     #[command(flatten)]
-    probe: P,
-    #[command(flatten)]
     output: Output,
+    #[command(flatten)]
+    probe: P,
 }
 
 /// Runs the probe that was asked for.

@@ -12,7 +12,7 @@ use serde_json::Value;
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Output {
     /// Write the rows to FILE as a JSON list
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", display_order = 1000)]
     pub json: Option<PathBuf>,
 }
 

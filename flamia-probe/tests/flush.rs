@@ -77,7 +77,7 @@ fn a_larger_fixed_scale_saves_probabilities() {
         "{one} {four} {eight}"
     );
     // A UE4M3 scale falls off the bottom of its range, a power of two does not.
-    assert!(p("nvfp4 1 query x 16 keys").lost_groups > 0.2);
+    assert!(p("nvfp4 1 query x 16 keys").lost_groups > 0.1);
     assert_eq!(p("mxfp4 1 query x 32 keys").lost_groups, 0.0);
 }
 
