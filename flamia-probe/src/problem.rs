@@ -61,7 +61,7 @@ pub struct Problem {
     pub d_o: Vec<f32>,
 }
 
-/// What a training call gives, in float64 so that every precision fits.
+/// What a training call gives, in float64 so that every precision fits. What was not computed is empty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs {
     /// `[rows, heads, head_dim]`.

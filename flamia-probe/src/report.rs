@@ -67,7 +67,8 @@ fn flat<R: Serialize>(row: &R) -> Value {
     serde_json::to_value(row).unwrap_or(Value::Null)
 }
 
-/// One line per row, one column per key; columns that are empty throughout are left out.
+/// One line per row, one column per key. Columns that are empty throughout are left out; names and
+/// whole numbers that are the same throughout stand above the table, once.
 fn table(rows: &[Value]) -> String {
     let mut keys: Vec<&str> = Vec::new();
     for (key, value) in rows.iter().filter_map(Value::as_object).flatten() {
@@ -75,6 +76,8 @@ fn table(rows: &[Value]) -> String {
             keys.push(key);
         }
     }
+    let (shared, keys): (Vec<&str>, Vec<&str>) =
+        keys.into_iter().partition(|key| is_shared(rows, key));
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(&keys);
@@ -87,7 +90,21 @@ fn table(rows: &[Value]) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    table.to_string()
+    let shared: Vec<String> = shared
+        .iter()
+        .map(|key| format!("{key} {}", cell(&rows[0][*key])))
+        .collect();
+    match shared.is_empty() {
+        true => table.to_string(),
+        false => format!("{}\n{table}", shared.join(", ")),
+    }
+}
+
+/// Whether every one of several rows has the same name or whole number under `key`. Measurements that
+/// happen to agree stay in their column.
+fn is_shared(rows: &[Value], key: &str) -> bool {
+    let setting = |value: &Value| value.is_string() || value.is_u64();
+    rows.len() > 1 && setting(&rows[0][key]) && rows.iter().all(|row| row[key] == rows[0][key])
 }
 
 fn cell(value: &Value) -> String {
@@ -170,6 +187,20 @@ mod tests {
             assert!(table.contains(text), "{text} in\n{table}");
         }
         assert!(!table.contains("never"));
+    }
+
+    #[test]
+    fn what_all_rows_share_stands_above_the_table() {
+        let rows = ROWS.each_ref().map(|row| {
+            let mut row = flat(row);
+            row["length"] = 64.into();
+            row["o"] = 0.5.into();
+            row
+        });
+        let table = table(&rows);
+        assert!(table.starts_with("length 64\n"), "{table}");
+        assert_eq!(table.matches("64").count(), 1);
+        assert_eq!(table.matches("0.50000").count(), 2, "{table}");
     }
 
     #[test]
