@@ -85,6 +85,6 @@ mod tests {
         assert!(broken > 0.5);
         // Where nothing wraps there is nothing to clamp.
         let narrow = values(20.0);
-        assert!(narrow[2] > 0.9999 && narrow[3] == 0.0, "{narrow:?}");
+        assert!(narrow[2] > 0.9999 && narrow[3] < 1e-3, "{narrow:?}");
     }
 }
