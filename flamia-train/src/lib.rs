@@ -3,11 +3,12 @@
 //! [`trainer`] is the loop, to be read first. Of the parts it uses,
 //! [`model`], [`optim`], [`schedule`], [`step`] and [`evaluate`] know nothing of files, and
 //! [`checkpoint`] and [`run_folder`] nothing of training. Without the feature `torch` only
-//! [`settings`] is left.
+//! [`settings`] is left, and with the feature `report` [`atomic`] files, [`plot`]s and
+//! the [`machine`]'s name.
 
 pub mod settings;
 
-#[cfg(feature = "torch")]
+#[cfg(feature = "report")]
 pub mod atomic;
 #[cfg(feature = "torch")]
 pub mod attention;
@@ -27,11 +28,13 @@ pub mod error;
 pub mod evaluate;
 #[cfg(feature = "torch")]
 pub mod loss;
+#[cfg(feature = "report")]
+pub mod machine;
 #[cfg(feature = "torch")]
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod optim;
-#[cfg(feature = "torch")]
+#[cfg(feature = "report")]
 pub mod plot;
 #[cfg(feature = "torch")]
 pub mod resume;

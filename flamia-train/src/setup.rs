@@ -15,6 +15,7 @@ use crate::checkpoint::{Checkpoints, TrainState, Validation};
 use crate::data::{self, DataError};
 use crate::device;
 use crate::error::TrainError;
+use crate::machine::cpu_name;
 use crate::model::{Model, ModelShape, Params};
 use crate::optim::{AdamW, AdamWConfig};
 use crate::resume;
@@ -22,7 +23,7 @@ use crate::run_folder::{RUNS, RunFolder, RunFolderError};
 use crate::schedule::Schedule;
 use crate::settings::{self, Settings, Start};
 use crate::stop::Stop;
-use crate::summary::{Versions, cpu_name};
+use crate::summary::Versions;
 use crate::terminal::Progress;
 use crate::trainer::Trainer;
 

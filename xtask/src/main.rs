@@ -38,6 +38,8 @@ fn run(task: Task) -> anyhow::Result<ExitCode> {
     let here = Surroundings::of_this_process()?;
     match task {
         Task::Train { args } => cargo::train(&here, &args),
+        Task::Probe { args } => cargo::probe(&here, &args),
+        Task::Bench { args } => cargo::bench(&here, &args),
         Task::Test { args } => cargo::test(&here, &args),
         Task::Lint => cargo::lint(&here),
         Task::Cargo { args } => cargo::run_with_libtorch(&here, &args),
