@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use flamia_autograd::AttentionError;
-use flamia_kernels::{DqAccumulator, Hadamard, Mask, Options, Path, Profile, Stats};
+use flamia_kernels::{Mask, Options, Stats};
 use flamia_sched::Documents;
-use tch::{TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
+use crate::rng::seed_of;
 use crate::settings::{self, Settings};
 
 /// Why attention failed.
@@ -20,83 +21,78 @@ pub enum AttentionFailure {
     Attention(#[from] AttentionError),
 }
 
-/// How the model attends.
-#[derive(Debug)]
-pub enum Attention {
-    /// torch's scaled_dot_product_attention, one document at a time: the baseline.
-    Sdpa,
-    /// This project's attention, exact or in low bits.
-    Flamia {
-        /// Path and numerics.
-        options: Options,
-        /// What quantisation did, layer by layer.
-        layers: Vec<Arc<Stats>>,
-    },
-}
-
-impl Attention {
-    /// The attention that `settings` name.
-    pub fn new(settings: &Settings) -> Self {
-        let path = match settings.attention {
-            settings::Attention::Sdpa => return Self::Sdpa,
-            settings::Attention::Reference => Path::Reference,
-            settings::Attention::Mxfp8 => Path::Mxfp8,
-        };
-        let kernel = &settings.kernel;
-        let options = Options {
-            profile: match kernel.profile {
-                settings::Profile::BlockScaled => Profile::BlockScaled,
-                settings::Profile::Hopper => Profile::Hopper,
-            },
-            hadamard: match kernel.hadamard {
-                settings::Hadamard::Auto => Hadamard::Auto,
-                settings::Hadamard::On => Hadamard::On,
-                settings::Hadamard::Off => Hadamard::Off,
-            },
-            dq: match kernel.dq {
-                settings::Dq::Fp16 => DqAccumulator::Fp16,
-                settings::Dq::Fp32 => DqAccumulator::Fp32,
-            },
-            c: kernel.c as i32,
-            tau: kernel.tau as f32,
-            ..Options::new(path, Mask::Causal)
-        };
-        Self::Flamia {
-            options,
-            layers: (0..settings.model.layers).map(|_| Arc::default()).collect(),
-        }
-    }
-
+/// Attention as the model calls it.
+pub trait Attend {
     /// Causal attention of layer `layer` within each document: `q` `[T, H, E]`, `k` and `v`
     /// `[T, K, E]` give `[T, H, E]`; query head `h` reads key/value head `h / (H / K)`.
     ///
     /// # Errors
-    /// [`AttentionFailure`] from the implementation chosen.
-    pub fn apply(
+    /// [`AttentionFailure`] from the implementation.
+    fn attend(
         &self,
         layer: usize,
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
         documents: &Documents,
-    ) -> Result<Tensor, AttentionFailure> {
-        match self {
-            Self::Sdpa => Ok(sdpa(q, k, v, documents)?),
-            Self::Flamia { options, layers } => Ok(flamia_autograd::attention(
-                q,
-                k,
-                v,
-                documents,
-                options,
-                layers.get(layer),
-            )?),
+    ) -> Result<Tensor, AttentionFailure>;
+}
+
+/// The attentions that settings name.
+#[derive(Debug, Clone)]
+pub enum Attention {
+    /// torch's scaled_dot_product_attention, one document at a time: the baseline.
+    Sdpa {
+        /// Which keys a query sees.
+        mask: Mask,
+    },
+    /// This project's attention, exact or in low bits.
+    Flamia {
+        /// Path and numerics; their seed is the run's.
+        options: Options,
+        /// Which step and which of its micro-batches calls, from 0: calls draw apart.
+        call: [u64; 2],
+        /// What quantisation did, layer by layer.
+        layers: Vec<Arc<Stats>>,
+    },
+}
+
+impl Attention {
+    /// The attention that `settings` name, in the first micro-batch of the first step.
+    pub fn new(settings: &Settings) -> Self {
+        let kernel = &settings.kernel;
+        match settings.attention {
+            settings::Attention::Sdpa => Self::Sdpa {
+                mask: kernel.mask(),
+            },
+            settings::Attention::Path(path) => Self::Flamia {
+                options: Options {
+                    seed: settings.seed,
+                    ..kernel.options(path)
+                },
+                call: [0, 0],
+                layers: (0..settings.model.layers).map(|_| Arc::default()).collect(),
+            },
         }
+    }
+
+    /// The same attention, as micro-batch `micro_batch` of step `step`, both from 0, calls it: with
+    /// random bits of its own, and the same ones whenever that step is done again.
+    #[must_use]
+    pub fn at(&self, step: u64, micro_batch: u64) -> Self {
+        let mut attention = self.clone();
+        if let Self::Flamia { call, .. } = &mut attention {
+            *call = [step, micro_batch];
+        }
+        attention
     }
 
     /// What quantisation did since the last call, as curves; none for the exact paths.
     pub fn take_statistics(&self) -> Vec<(String, f64)> {
         match self {
-            Self::Flamia { options, layers } if options.path == Path::Mxfp8 => layers
+            Self::Flamia {
+                options, layers, ..
+            } if options.path.is_low_bit() => layers
                 .iter()
                 .enumerate()
                 .flat_map(|(layer, stats)| {
@@ -117,7 +113,49 @@ impl Attention {
         }
     }
 }
-fn sdpa(q: &Tensor, k: &Tensor, v: &Tensor, documents: &Documents) -> Result<Tensor, TchError> {
+
+impl Attend for Attention {
+    fn attend(
+        &self,
+        layer: usize,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        documents: &Documents,
+    ) -> Result<Tensor, AttentionFailure> {
+        match self {
+            Self::Sdpa { mask } => Ok(sdpa(q, k, v, documents, *mask)?),
+            Self::Flamia {
+                options,
+                call,
+                layers,
+            } => Ok(flamia_autograd::attention(
+                q,
+                k,
+                v,
+                documents,
+                &seeded(options, *call, layer),
+                layers.get(layer),
+            )?),
+        }
+    }
+}
+
+/// `options` with the seed of one layer's call: no two calls of a run draw the same bits.
+fn seeded(options: &Options, [step, micro_batch]: [u64; 2], layer: usize) -> Options {
+    Options {
+        seed: seed_of([options.seed, step, micro_batch, layer as u64]),
+        ..*options
+    }
+}
+
+fn sdpa(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    documents: &Documents,
+    mask: Mask,
+) -> Result<Tensor, TchError> {
     let heads = q.size()[1];
     let outputs = documents
         .iter()
@@ -137,13 +175,14 @@ fn sdpa(q: &Tensor, k: &Tensor, v: &Tensor, documents: &Documents) -> Result<Ten
                 };
                 x.f_unsqueeze(0)
             };
+            let visible = visible(mask, rows.len() as i64, q.device())?;
             Tensor::f_scaled_dot_product_attention(
                 &document(q)?,
                 &document(k)?,
                 &document(v)?,
-                None::<&Tensor>,
+                visible.as_ref(),
                 0.0,
-                true,
+                mask == Mask::Causal,
                 None,
                 false,
             )?
@@ -155,4 +194,15 @@ fn sdpa(q: &Tensor, k: &Tensor, v: &Tensor, documents: &Documents) -> Result<Ten
         true => q.f_zeros_like(),
         false => Tensor::f_cat(&outputs, 0),
     }
+}
+
+/// The keys that each query of a document of `rows` rows sees, where torch has no word for it.
+fn visible(mask: Mask, rows: i64, device: Device) -> Result<Option<Tensor>, TchError> {
+    let Mask::Window(keys) = mask else {
+        return Ok(None);
+    };
+    let up_to_itself = Tensor::f_ones([rows, rows], (Kind::Bool, device))?.f_tril(0)?;
+    // `keys` may be more than i64 holds, and then reaches back to the first row all the same.
+    let reach = i64::try_from(keys.get()).map_or(rows, |keys| keys.min(rows));
+    Ok(Some(up_to_itself.f_triu(1 - reach)?))
 }

@@ -137,6 +137,9 @@ impl Trainer {
         let mut board = Board::open(folder.path(), resume_at);
         board.text("settings", state.step, &format!("```toml\n{text}```"));
         let mut progress = Progress::new(state.step as usize, settings.steps);
+        if let Some(ablation) = settings.kernel.ablate.0 {
+            progress.warn(&ablation.warning());
+        }
         notes.iter().for_each(|note| progress.note(note));
 
         Ok(Self {
