@@ -50,6 +50,14 @@ pub enum ProbeError {
         /// Which one.
         probe: &'static str,
     },
+    /// A run that cannot be set up or trained.
+    #[cfg(feature = "torch")]
+    #[error("{}", flamia_train::error::chain(.0))]
+    Train(#[from] flamia_train::error::TrainError),
+    /// A run whose activations cannot be had.
+    #[cfg(feature = "torch")]
+    #[error("{}", flamia_train::error::chain(.0))]
+    Activations(#[from] flamia_train::capture::CaptureError),
     /// Attention from outside that failed.
     #[error("the attention under test failed: {0}")]
     Foreign(Box<dyn std::error::Error + Send + Sync>),

@@ -66,6 +66,11 @@ impl MicroBatch {
         })
     }
 
+    /// The documents of all rows, padding included as one of each row that has any.
+    pub fn documents(&self) -> &Documents {
+        &self.documents
+    }
+
     /// [`Model::summed_loss`] of these rows.
     ///
     /// # Errors
