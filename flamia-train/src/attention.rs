@@ -206,3 +206,96 @@ fn visible(mask: Mask, rows: i64, device: Device) -> Result<Option<Tensor>, TchE
     let reach = i64::try_from(keys.get()).map_or(rows, |keys| keys.min(rows));
     Ok(Some(up_to_itself.f_triu(1 - reach)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use flamia_kernels::Path;
+
+    use super::*;
+
+    fn settings(attention: &str, window: usize) -> Settings {
+        let mut settings = Settings {
+            attention: attention.parse().unwrap(),
+            ..Settings::default()
+        };
+        settings.kernel.window = window;
+        settings
+    }
+
+    #[test]
+    fn steps_micro_batches_and_layers_draw_apart() {
+        let attention = Attention::new(&settings("fp4", 0));
+        let mut seeds = BTreeSet::new();
+        for (step, micro_batch) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)] {
+            let at = || attention.at(step, micro_batch);
+            let Attention::Flamia { options, call, .. } = at() else {
+                panic!("fp4 is this project's");
+            };
+            assert_eq!(options.path, Path::Fp4);
+            for layer in 0..4 {
+                let seed = seeded(&options, call, layer).seed;
+                assert!(
+                    seeds.insert(seed),
+                    "step {step}, {micro_batch}, layer {layer}"
+                );
+            }
+        }
+
+        // And the kernels hear of it: dK, the one operand that is rounded at random, differs.
+        let documents = Documents::from_lengths(&[150, 50]).unwrap();
+        tch::manual_seed(1);
+        let [q, k, v] = [0; 3].map(|_| {
+            Tensor::randn([200, 2, 64], (Kind::Float, Device::Cpu)).set_requires_grad(true)
+        });
+        let gradients = |step, micro_batch, layer| {
+            let at = attention.at(step, micro_batch);
+            let o = at.attend(layer, &q, &k, &v, &documents).unwrap();
+            let loss = (&o * &q).sum(Kind::Float);
+            let mut of = Tensor::run_backward(&[loss], &[&q, &k, &v], false, false);
+            (of.swap_remove(1), o)
+        };
+        let (dk, o) = gradients(3, 1, 2);
+        assert!(dk.equal(&gradients(3, 1, 2).0));
+        for (step, micro_batch, layer) in [(4, 1, 2), (3, 0, 2), (3, 1, 3)] {
+            let (other, same) = gradients(step, micro_batch, layer);
+            assert!(
+                !dk.equal(&other) && o.equal(&same),
+                "{step} {micro_batch} {layer}"
+            );
+        }
+    }
+
+    #[test]
+    fn torchs_attention_slides_its_window_as_ours_does() {
+        let documents = Documents::from_lengths(&[70, 0, 1, 33]).unwrap();
+        tch::manual_seed(2);
+        let [q, k, v] = [4, 2, 2].map(|heads| {
+            Tensor::randn([104, heads, 64], (Kind::Float, Device::Cpu)).set_requires_grad(true)
+        });
+        let mut outputs = Vec::new();
+        for window in [0, 1, 7, 33, 70, usize::MAX] {
+            let run = |name| {
+                let attention = Attention::new(&settings(name, window));
+                let o = attention.attend(0, &q, &k, &v, &documents).unwrap();
+                let loss = (&o * &o).sum(Kind::Float);
+                (
+                    o,
+                    Tensor::run_backward(&[loss], &[&q, &k, &v], false, false),
+                )
+            };
+            let ((o, d), (ours, our_d)) = (run("sdpa"), run("reference"));
+            assert!(o.allclose(&ours, 1e-4, 1e-5, false), "window {window}");
+            for (d, our_d) in d.iter().zip(&our_d) {
+                assert!(d.allclose(our_d, 1e-3, 1e-4, false), "window {window}");
+            }
+            outputs.push(o);
+        }
+        // One key is the token's own value; all keys are the causal mask.
+        let own = v.repeat_interleave_self_int(2, 1, None);
+        assert!(outputs[1].allclose(&own, 1e-6, 1e-6, false));
+        assert!(!outputs[2].allclose(&outputs[0], 1e-2, 1e-2, false));
+        assert!(outputs[4].allclose(&outputs[0], 1e-6, 1e-6, false));
+    }
+}
