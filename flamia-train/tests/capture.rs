@@ -121,13 +121,11 @@ fn rotary_positions_are_in_the_captured_queries() {
     }
 }
 
-/// A file's tensors by name, widened.
-fn read(
-    path: &Path,
-) -> (
-    HashMap<String, (Dtype, Vec<usize>, Vec<f64>)>,
-    HashMap<String, String>,
-) {
+/// A tensor of a file: type, shape, elements widened.
+type Stored = (Dtype, Vec<usize>, Vec<f64>);
+
+/// A file's tensors by name, and its metadata.
+fn read(path: &Path) -> (HashMap<String, Stored>, HashMap<String, String>) {
     let bytes = fs::read(path).unwrap();
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
