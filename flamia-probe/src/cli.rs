@@ -27,7 +27,7 @@ enum Probe {
     Documents(Flags<LoudDocument>),
     Exponent(Flags<Exponent>),
     #[cfg(feature = "torch")]
-    Capture(flamia_probe::torch::capture::Capture),
+    Capture(Flags<flamia_probe::torch::capture::Capture>),
     #[cfg(feature = "torch")]
     Consistency(Flags<flamia_probe::torch::consistency::Consistency>),
     /// Write a checkpoint's activations, for the other probes to read (needs torch)
@@ -81,11 +81,14 @@ pub fn run(cli: Cli) -> Result<(), ProbeError> {
             Ok(output.show("approximations of 2^x", &rows)?)
         }
         #[cfg(feature = "torch")]
-        Probe::Capture(probe) => probe.run(),
+        Probe::Capture(Flags { probe, output }) => {
+            let rows = probe.rows()?;
+            Ok(output.show("what was captured, with the largest magnitudes", &rows)?)
+        }
         #[cfg(feature = "torch")]
         Probe::Consistency(Flags { probe, output }) => {
             let rows = probe.rows()?;
-            Ok(output.show("one training run per defect, all from one seed", &rows)?)
+            Ok(output.show(&probe.caption(), &rows)?)
         }
         #[cfg(not(feature = "torch"))]
         Probe::Capture(_) => Err(ProbeError::NeedsTorch { probe: "capture" }),

@@ -50,7 +50,29 @@ pub enum ProbeError {
         /// Which one.
         probe: &'static str,
     },
+    /// A run that cannot be set up or trained.
+    #[cfg(feature = "torch")]
+    #[error("{}", flamia_train::error::chain(.0))]
+    Train(Box<flamia_train::error::TrainError>),
+    /// A run whose activations cannot be had.
+    #[cfg(feature = "torch")]
+    #[error("{}", flamia_train::error::chain(.0))]
+    Activations(Box<flamia_train::capture::CaptureError>),
     /// Attention from outside that failed.
     #[error("the attention under test failed: {0}")]
     Foreign(Box<dyn std::error::Error + Send + Sync>),
+}
+
+#[cfg(feature = "torch")]
+impl From<flamia_train::error::TrainError> for ProbeError {
+    fn from(error: flamia_train::error::TrainError) -> Self {
+        Self::Train(error.into())
+    }
+}
+
+#[cfg(feature = "torch")]
+impl From<flamia_train::capture::CaptureError> for ProbeError {
+    fn from(error: flamia_train::capture::CaptureError) -> Self {
+        Self::Activations(error.into())
+    }
 }

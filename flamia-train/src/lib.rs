@@ -2,7 +2,7 @@
 //!
 //! [`trainer`] is the loop, to be read first. Of the parts it uses,
 //! [`model`], [`optim`], [`schedule`], [`step`] and [`evaluate`] know nothing of files, and
-//! [`checkpoint`] and [`run_folder`] nothing of training. Without the feature `torch` only
+//! [`checkpoint`] and [`run_folder`] nothing of training. [`capture`] takes a checkpoint apart. Without the feature `torch` only
 //! [`settings`] is left, and with the feature `report` [`atomic`] files, [`plot`]s and
 //! the [`machine`]'s name.
 
@@ -16,6 +16,8 @@ pub mod attention;
 pub mod batch;
 #[cfg(feature = "torch")]
 pub mod board;
+#[cfg(feature = "torch")]
+pub mod capture;
 #[cfg(feature = "torch")]
 pub mod checkpoint;
 #[cfg(feature = "torch")]
@@ -34,6 +36,8 @@ pub mod machine;
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod optim;
+#[cfg(feature = "torch")]
+pub mod parts;
 #[cfg(feature = "report")]
 pub mod plot;
 #[cfg(feature = "torch")]

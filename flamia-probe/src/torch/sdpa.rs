@@ -1,6 +1,7 @@
 //! torch's own attention as schemes of `probe leakage`.
 
-use flamia_train::attention::{Attention, AttentionFailure};
+use flamia_kernels::Mask;
+use flamia_train::attention::{Attend, Attention, AttentionFailure};
 use tch::{Kind, Tensor as Torch};
 
 use crate::error::ProbeError;
@@ -29,7 +30,7 @@ fn attend(problem: &Problem, kind: Kind) -> Result<Outputs, AttentionFailure> {
             .f_set_requires_grad(tensor != Tensor::DO)
     };
     let (q, k, v) = (leaf(Tensor::Q)?, leaf(Tensor::K)?, leaf(Tensor::V)?);
-    let o = Attention::Sdpa.apply(0, &q, &k, &v, &problem.documents)?;
+    let o = Attention::Sdpa { mask: Mask::Causal }.attend(0, &q, &k, &v, &problem.documents)?;
     let gradients = Torch::f_run_backward(
         &[(&o * leaf(Tensor::DO)?).f_sum(Kind::Float)?],
         &[&q, &k, &v],
