@@ -391,7 +391,7 @@ fn ablations_do_what_they_say() {
                 .collect();
             let expected: &[&str] = match ablation {
                 // Nothing before D, and nothing that does not read it.
-                Ablation::UnquantisedD => &["o", "dv"],
+                Ablation::UnquantisedD | Ablation::OutputD => &["o", "dv"],
                 // The backward pass is the default one, and D is its own.
                 Ablation::Tiling => &["dq", "dk", "dv"],
                 // `fp4` has a 4-bit P in the forward pass anyway.

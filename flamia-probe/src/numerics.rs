@@ -15,8 +15,8 @@ pub struct Numerics {
     #[arg(long)]
     pub exact: bool,
 
-    /// A defect to study: tiling, unquantised-d, p4-forward, exp-forward, floor-exponents,
-    /// per-tensor, grouped-v, unclamped-polynomial, saturate
+    /// A defect to study: tiling, unquantised-d, output-d, p4-forward, exp-forward,
+    /// floor-exponents, per-tensor, grouped-v, unclamped-polynomial, saturate
     #[arg(long, value_name = "DEFECT")]
     pub ablate: Option<Ablation>,
 

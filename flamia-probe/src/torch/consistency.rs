@@ -39,18 +39,18 @@ use super::read;
 /// the trainer: `-- --attention fp4 --optim-lr 4e-3`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Consistency {
-    /// Defects, a run each: tiling, unquantised-d, p4-forward, exp-forward, floor-exponents,
-    /// per-tensor, grouped-v, unclamped-polynomial, saturate
+    /// Defects, a run each: tiling, unquantised-d, output-d, p4-forward, exp-forward,
+    /// floor-exponents, per-tensor, grouped-v, unclamped-polynomial, saturate
     #[arg(
         long,
         value_name = "DEFECTS",
         value_delimiter = ',',
-        default_value = "unquantised-d"
+        default_value = "p4-forward"
     )]
     pub ablate: Vec<Ablation>,
 
     /// Optimiser steps of every run
-    #[arg(long, value_name = "N", default_value_t = 200)]
+    #[arg(long, value_name = "N", default_value_t = 300)]
     pub steps: usize,
 
     /// Steps between rows

@@ -169,7 +169,8 @@ settings_table! {
         dk_rounding: Auto<DkRounding> = Auto::Auto;
         /// A defect to study, which makes attention wrong on purpose.
         ///
-        /// unquantised-d takes D from the unquantised dO; tiling, p4-forward and exp-forward let the
+        /// unquantised-d takes D from the unquantised dO, output-d (fp4) from another V and P than those
+        /// of dS; tiling, p4-forward and exp-forward let the
         /// two passes differ in another way; floor-exponents, per-tensor and grouped-v leak later
         /// tokens into earlier ones; unclamped-polynomial and saturate drop a safeguard.
         ablate: Ablate = Ablate(None);

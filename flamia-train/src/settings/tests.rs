@@ -469,8 +469,8 @@ fn names_of_numerics_are_the_kernels_own() {
         (
             "--kernel-ablate",
             "d",
-            "none, tiling, unquantised-d, p4-forward, exp-forward, floor-exponents, per-tensor, \
-             grouped-v, unclamped-polynomial, saturate",
+            "none, tiling, unquantised-d, output-d, p4-forward, exp-forward, floor-exponents, \
+             per-tensor, grouped-v, unclamped-polynomial, saturate",
         ),
     ] {
         let key = flag.replace("--kernel-", "kernel.").replace('-', "_");

@@ -238,7 +238,7 @@ impl BlockScheme for LowBit {
     /// D from the output, the rows of dS would not sum to 0 by far.
     #[inline(always)]
     fn sums_d(&self) -> bool {
-        self.rebuilds_p()
+        self.rebuilds_p() && self.ablate != Some(Ablation::OutputD)
     }
 
     #[inline(always)]
