@@ -9,7 +9,7 @@ use half::bf16;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::FunctionError;
-use crate::function::{BackwardContext, ForwardContext, Function, apply};
+use crate::function::{BackwardContext, ForwardContext, Function, apply, builds_graph};
 
 /// Why a call of [`attention`] was refused.
 #[derive(Debug, thiserror::Error)]
@@ -58,9 +58,12 @@ pub enum AttentionError {
 /// `q` is `[rows, heads, head_dim]` or `[batch, length, heads, head_dim]`, with any strides; `k`
 /// and `v` have `kv_heads` instead, of which `heads` is a multiple. `documents` cover
 /// `batch * length` rows. The result has the shape, kind and device of `q`. A kind of `Float` does
-/// not make `mxfp8` wider: its results hold BF16 values.
+/// not make a low-bit path wider: its results hold BF16 values.
 ///
 /// What rounding did is added to `stats` in both passes.
+///
+/// Exponentials that are for inference only are refused when an input requires a gradient, unless
+/// gradients are off (`tch::no_grad`).
 ///
 /// Tensors on a GPU are computed on the host, by the reference backend, and copied back: correct,
 /// and slow.
@@ -93,13 +96,17 @@ pub fn attention(
             });
         }
     }
+    let inputs = [Some(q), Some(k), Some(v)];
+    // The kernels' own check, at every call, cannot know that this one will be differentiated.
+    if builds_graph(&inputs) {
+        options.validate_training(q.size().last().map_or(0, |&head_dim| head_dim as usize))?;
+    }
     let kind = q.kind();
     let call = Call {
         documents: documents.clone(),
         options: *options,
         stats: stats.cloned(),
     };
-    let inputs = [Some(q), Some(k), Some(v)];
     let outputs = match kind {
         Kind::Float => apply(Attention::<f32>::new(call), &inputs),
         Kind::Double => apply(Attention::<f64>::new(call), &inputs),

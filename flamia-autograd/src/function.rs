@@ -63,14 +63,9 @@ pub struct ForwardContext {
 
 impl ForwardContext {
     fn new(inputs: &[Option<&Tensor>]) -> Self {
-        let grad_enabled = ffi::grad_enabled();
-        let needs_input_grad: Vec<bool> = inputs
-            .iter()
-            .map(|input| grad_enabled && input.is_some_and(Tensor::requires_grad))
-            .collect();
         Self {
-            builds_graph: needs_input_grad.contains(&true),
-            needs_input_grad,
+            builds_graph: builds_graph(inputs),
+            needs_input_grad: inputs.iter().map(needs_grad).collect(),
             saved: Vec::new(),
             non_differentiable: Vec::new(),
         }
@@ -97,6 +92,15 @@ impl ForwardContext {
     pub fn needs_input_grad(&self, index: usize) -> bool {
         self.needs_input_grad.get(index).copied().unwrap_or(false)
     }
+}
+
+/// Whether a call with `inputs` becomes a node of the graph.
+pub(crate) fn builds_graph(inputs: &[Option<&Tensor>]) -> bool {
+    inputs.iter().any(needs_grad)
+}
+
+fn needs_grad(input: &Option<&Tensor>) -> bool {
+    ffi::grad_enabled() && input.is_some_and(Tensor::requires_grad)
 }
 
 /// What a backward can ask the graph.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flamia_autograd::gradcheck::gradcheck;
 use flamia_autograd::{AttentionError, FunctionError, attention};
-use flamia_kernels::{Mask, Options, Path, Profile, Stats};
+use flamia_kernels::{Exponential, Mask, Options, Path, Profile, Stats};
 use flamia_sched::Documents;
 use tch::{Device, Kind, Tensor};
 
@@ -307,4 +307,71 @@ fn nan_poisons_its_own_document_alone() {
     // Row 50 is row 10 of its document: its block of 32 is NaN, the rest of the document is not.
     assert!(bool::try_from(found.narrow(0, 40, 32).isnan().all()).unwrap());
     assert!(found.narrow(0, 72, 8).equal(&clean.narrow(0, 72, 8)));
+}
+
+#[test]
+fn an_exponential_for_inference_is_refused_where_a_gradient_could_be_asked_for() {
+    tch::manual_seed(8);
+    let documents = Documents::single(80).unwrap();
+    let stats = Arc::new(Stats::default());
+    for (path, exponential) in [
+        (Path::Mxfp8, Exponential::Schraudolph),
+        (Path::Nvfp4, Exponential::Schraudolph),
+        (Path::Fp4, Exponential::MitchellP),
+    ] {
+        let options = Options {
+            exponential,
+            ..Options::new(path, Mask::Causal)
+        };
+        let attend = |q: &Tensor, k: &Tensor, v: &Tensor| {
+            attention(q, k, v, &documents, &options, Some(&stats))
+        };
+        let plain = [0; 3].map(|_| gaussian(&[80, 1, 64], Kind::Float));
+        for wanted in 0..3 {
+            let mut inputs = plain.each_ref().map(Tensor::shallow_clone);
+            inputs[wanted] = inputs[wanted].copy().set_requires_grad(true);
+            let [q, k, v] = &inputs;
+            let error = attend(q, k, v).unwrap_err();
+            assert!(
+                matches!(
+                    error,
+                    AttentionError::Call(flamia_kernels::AttentionError::InferenceOnly {
+                        exponential: refused
+                    }) if refused == exponential
+                ),
+                "{error}"
+            );
+            assert!(error.to_string().contains("for inference only"), "{error}");
+            // Nothing was computed, so nothing was counted.
+            assert_eq!(stats.snapshot(), Stats::default().snapshot());
+            // Without gradients the same call is inference.
+            let o = tch::no_grad(|| attend(q, k, v)).unwrap();
+            let [q, k, v] = &plain;
+            assert!(o.equal(&attend(q, k, v).unwrap()));
+            stats.take();
+        }
+    }
+}
+
+/// Every low-bit path and a sliding window, through the graph.
+#[test]
+fn low_bit_paths_differentiate_under_every_mask() {
+    tch::manual_seed(9);
+    let documents = Documents::from_lengths(&[150, 1, 90]).unwrap();
+    for (path, closest) in [(Path::Mxfp8, 0.99), (Path::Nvfp4, 0.97), (Path::Fp4, 0.9)] {
+        for mask in [Mask::Causal, Mask::Full, Mask::window(40)] {
+            let inputs = leaves(241, [2, 1, 128], Kind::Float);
+            let [q, k, v] = &inputs;
+            let attend =
+                |path| attention(q, k, v, &documents, &Options::new(path, mask), None).unwrap();
+            let (o, exact) = (attend(path), attend(Path::Reference));
+            let d_o = gaussian(&o.size(), Kind::Float);
+            let found = gradients(&o, &d_o, &inputs);
+            let expected = gradients(&exact, &d_o, &inputs);
+            for (found, expected) in found.iter().zip(&expected).chain([(&o, &exact)]) {
+                let cosine = cosine(found, expected);
+                assert!(cosine > closest, "{path} {mask}: {cosine}");
+            }
+        }
+    }
 }

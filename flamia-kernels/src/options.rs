@@ -178,6 +178,9 @@ pub enum Ablation {
     Tiling,
     /// D from the unquantised dO, dP from the quantised one.
     UnquantisedD,
+    /// `fp4`: D from the output, which comes of another V than dP and of probabilities that do not sum
+    /// to 1, so that the rows of dS are far from summing to 0.
+    OutputD,
     /// 4-bit P in the forward pass, 8-bit P in the backward pass.
     P4Forward,
     /// The bit-level exponential of the path in the forward pass, the exact one in the backward
@@ -198,9 +201,10 @@ pub enum Ablation {
 
 impl Ablation {
     /// Every ablation.
-    pub const ALL: [Ablation; 9] = [
+    pub const ALL: [Ablation; 10] = [
         Ablation::Tiling,
         Ablation::UnquantisedD,
+        Ablation::OutputD,
         Ablation::P4Forward,
         Ablation::ExpForward,
         Ablation::FloorExponents,
@@ -213,7 +217,7 @@ impl Ablation {
     /// Whether it changes anything on `path`.
     pub fn applies_to(self, path: Path) -> bool {
         match self {
-            Ablation::Tiling | Ablation::GroupedV => path == Path::Fp4,
+            Ablation::Tiling | Ablation::GroupedV | Ablation::OutputD => path == Path::Fp4,
             Ablation::Saturate | Ablation::PerTensor => {
                 matches!(path, Path::Mxfp8 | Path::Nvfp4)
             }
@@ -288,6 +292,7 @@ named!(
     Ablation,
     Ablation::Tiling => "tiling",
     Ablation::UnquantisedD => "unquantised-d",
+    Ablation::OutputD => "output-d",
     Ablation::P4Forward => "p4-forward",
     Ablation::ExpForward => "exp-forward",
     Ablation::FloorExponents => "floor-exponents",

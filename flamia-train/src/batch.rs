@@ -4,7 +4,7 @@ use datasets::Row;
 use flamia_sched::{Documents, DocumentsError};
 use tch::{Device, TchError, Tensor};
 
-use crate::attention::Attention;
+use crate::attention::Attend;
 use crate::loss::Loss;
 use crate::model::{Model, ModelError};
 
@@ -66,11 +66,16 @@ impl MicroBatch {
         })
     }
 
+    /// The documents of all rows, padding included as one of each row that has any.
+    pub fn documents(&self) -> &Documents {
+        &self.documents
+    }
+
     /// [`Model::summed_loss`] of these rows.
     ///
     /// # Errors
     /// As there.
-    pub fn summed_loss(&self, model: &Model, attention: &Attention) -> Result<Tensor, ModelError> {
+    pub fn summed_loss(&self, model: &Model, attention: &dyn Attend) -> Result<Tensor, ModelError> {
         let Self {
             tokens,
             labels,

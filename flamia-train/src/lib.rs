@@ -2,12 +2,13 @@
 //!
 //! [`trainer`] is the loop, to be read first. Of the parts it uses,
 //! [`model`], [`optim`], [`schedule`], [`step`] and [`evaluate`] know nothing of files, and
-//! [`checkpoint`] and [`run_folder`] nothing of training. Without the feature `torch` only
-//! [`settings`] is left.
+//! [`checkpoint`] and [`run_folder`] nothing of training. [`capture`] takes a checkpoint apart. Without the feature `torch` only
+//! [`settings`] is left, and with the feature `report` [`atomic`] files, [`plot`]s and
+//! the [`machine`]'s name.
 
 pub mod settings;
 
-#[cfg(feature = "torch")]
+#[cfg(feature = "report")]
 pub mod atomic;
 #[cfg(feature = "torch")]
 pub mod attention;
@@ -15,6 +16,8 @@ pub mod attention;
 pub mod batch;
 #[cfg(feature = "torch")]
 pub mod board;
+#[cfg(feature = "torch")]
+pub mod capture;
 #[cfg(feature = "torch")]
 pub mod checkpoint;
 #[cfg(feature = "torch")]
@@ -27,11 +30,15 @@ pub mod error;
 pub mod evaluate;
 #[cfg(feature = "torch")]
 pub mod loss;
+#[cfg(feature = "report")]
+pub mod machine;
 #[cfg(feature = "torch")]
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod optim;
 #[cfg(feature = "torch")]
+pub mod parts;
+#[cfg(feature = "report")]
 pub mod plot;
 #[cfg(feature = "torch")]
 pub mod resume;

@@ -12,10 +12,13 @@ const FONT: &str = "sans-serif";
 const MAX_POINTS: usize = 1500;
 /// One hue a series of each style, dark for [`Style::Bold`] and light for [`Style::Thin`]; told
 /// apart also by colour-blind readers.
-const HUES: [(RGBColor, RGBColor); 3] = [
+const HUES: [(RGBColor, RGBColor); 6] = [
     (RGBColor(0x00, 0x5b, 0x96), RGBColor(0x7f, 0xb3, 0xd9)),
     (RGBColor(0xc2, 0x4d, 0x00), RGBColor(0xf2, 0xb0, 0x85)),
     (RGBColor(0x00, 0x7a, 0x5e), RGBColor(0x85, 0xcc, 0xb8)),
+    (RGBColor(0x9a, 0x3b, 0x7a), RGBColor(0xdd, 0xa8, 0xc8)),
+    (RGBColor(0x8a, 0x6d, 0x00), RGBColor(0xd9, 0xc6, 0x6f)),
+    (RGBColor(0x4d, 0x4d, 0x4d), RGBColor(0xb0, 0xb0, 0xb0)),
 ];
 
 /// Why a plot could not be made.

@@ -14,6 +14,7 @@ mod error;
 mod flags;
 mod key;
 mod layer;
+mod numerics;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,9 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-pub use choice::{Attention, Device, Dq, Hadamard, Profile, UnknownName};
+pub use choice::{
+    Ablate, Attention, Auto, AutoSwitch, Device, KernelName, Named, Spelled, UnknownName,
+};
 pub use error::{Problem, SettingsError};
 pub use flags::command;
 pub use key::{Key, Kind};

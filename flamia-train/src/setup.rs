@@ -13,16 +13,16 @@ use crate::attention::Attention;
 use crate::board::Board;
 use crate::checkpoint::{Checkpoints, TrainState, Validation};
 use crate::data::{self, DataError};
-use crate::device;
 use crate::error::TrainError;
-use crate::model::{Model, ModelShape, Params};
-use crate::optim::{AdamW, AdamWConfig};
+use crate::machine::cpu_name;
+use crate::model::Model;
+use crate::optim::AdamW;
+use crate::parts::{Parts, schedule};
 use crate::resume;
 use crate::run_folder::{RUNS, RunFolder, RunFolderError};
-use crate::schedule::Schedule;
 use crate::settings::{self, Settings, Start};
 use crate::stop::Stop;
-use crate::summary::{Versions, cpu_name};
+use crate::summary::Versions;
 use crate::terminal::Progress;
 use crate::trainer::Trainer;
 
@@ -67,15 +67,19 @@ impl Trainer {
     /// # Errors
     /// [`TrainError`]; nothing of an earlier run has changed then.
     pub fn new(settings: Settings, folder: RunFolder, stop: Stop) -> Result<Self, TrainError> {
-        let threads = set_threads(settings.threads)?;
-        let (device, device_words) = device::choose(settings.device)?;
         let table = saved_form(&settings)?;
         if settings.resume {
             refuse_changes(&folder.settings(), &table)?;
         }
-        let (dataset, corpus) = data::open(&settings)?;
-        let model = build_model(&settings, dataset.tokenizer().vocab_size(), device)?;
-        let mut optimizer = AdamW::new(adamw(&settings), &model.params)?;
+        let parts = Parts::new(&settings)?;
+        let (model, mut optimizer) = parts.model(&settings)?;
+        let Parts {
+            device,
+            device_words,
+            threads,
+            dataset,
+            corpus,
+        } = parts;
         let mut notes = vec![format!("device: {device_words}")];
         if device != Device::Cpu && settings.attention != settings::Attention::Sdpa {
             notes.push(format!(
@@ -136,6 +140,9 @@ impl Trainer {
         let mut board = Board::open(folder.path(), resume_at);
         board.text("settings", state.step, &format!("```toml\n{text}```"));
         let mut progress = Progress::new(state.step as usize, settings.steps);
+        if let Some(ablation) = settings.kernel.ablate.0 {
+            progress.warn(&ablation.warning());
+        }
         notes.iter().for_each(|note| progress.note(note));
 
         Ok(Self {
@@ -158,26 +165,6 @@ impl Trainer {
             clock: Instant::now(),
         })
     }
-}
-
-/// Gives torch and the attention their threads; 0 means all cores.
-fn set_threads(asked: usize) -> Result<usize, TrainError> {
-    let threads = match asked {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        asked => asked,
-    };
-    tch::set_num_threads(threads as i32);
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build_global();
-    let running = rayon::current_num_threads();
-    if pool.is_err() && running != threads {
-        return Err(TrainError::Threads {
-            asked: threads,
-            running,
-        });
-    }
-    Ok(threads)
 }
 
 /// Loads the newest whole checkpoint, if there is any, and notes which one and what it passed over.
@@ -265,42 +252,4 @@ fn parse(text: &str, path: &Path) -> Result<Table, TrainError> {
             path: path.into(),
             source: source.into(),
         })
-}
-
-fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Model, TrainError> {
-    let model = &settings.model;
-    let shape = ModelShape {
-        vocab,
-        dim: model.dim,
-        layers: model.layers,
-        heads: model.heads,
-        kv_heads: model.kv_heads,
-        head_dim: model.head_dim,
-        ffn_dim: model.ffn_dim,
-        rope_theta: model.rope_theta,
-        norm_eps: model.norm_eps,
-        tied: model.tied,
-    };
-    shape.check()?;
-    let params = Params::init(&shape.parameters(model.init_std), settings.seed, device)?;
-    Ok(Model { shape, params })
-}
-
-fn adamw(settings: &Settings) -> AdamWConfig {
-    let optim = &settings.optim;
-    AdamWConfig {
-        beta1: optim.beta1,
-        beta2: optim.beta2,
-        eps: optim.eps,
-        weight_decay: optim.weight_decay,
-    }
-}
-
-fn schedule(settings: &Settings) -> Schedule {
-    Schedule {
-        peak: settings.optim.lr,
-        warmup: settings.optim.warmup as u64,
-        steps: settings.steps as u64,
-        min_ratio: settings.optim.min_lr_ratio,
-    }
 }

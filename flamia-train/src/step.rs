@@ -53,6 +53,9 @@ pub enum StepError {
 
 /// Trains `model` on the micro-batches of one step.
 ///
+/// Attention rounds at random, where it does, as belongs to the optimiser's count of steps and to
+/// the place of a micro-batch: a step that is done again has the same bits.
+///
 /// # Errors
 /// [`StepError`]; a loss or norm that is not finite stops before the optimiser runs.
 pub fn train_step(
@@ -65,8 +68,10 @@ pub fn train_step(
 ) -> Result<StepReport, StepError> {
     model.params.zero_grad();
     let labels = batches.iter().map(|batch| batch.label_tokens).sum();
-    let nats = accumulate(batches, labels, |batch| {
-        Ok(batch.summed_loss(model, attention)?)
+    let step = optimizer.step_count();
+    let numbered: Vec<(u64, &MicroBatch)> = (0..).zip(batches).collect();
+    let nats = accumulate(&numbered, labels, |(number, batch)| {
+        Ok(batch.summed_loss(model, &attention.at(step, *number))?)
     })?;
     let loss = Loss {
         nats,

@@ -8,13 +8,15 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
 use crate::atomic::{WriteError, atomic_write_with};
-use crate::settings::{Attention, Settings};
+use crate::settings::{Ablate, Attention, Settings};
 
 /// The result of a run and all that is needed to repeat it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunSummary {
     /// The attention that every layer called.
     pub attention: Attention,
+    /// The defect that attention was given, `none` but for a study.
+    pub ablate: Ablate,
     /// Optimiser steps done, over all resumptions.
     pub steps: usize,
     /// Validation loss before the first step.
@@ -80,17 +82,6 @@ impl Versions {
     }
 }
 
-/// The CPU's name as the system gives it, else its architecture.
-#[must_use]
-pub fn cpu_name() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"));
-    let name = model.map(|rest| rest.trim_start_matches([' ', '\t', ':']));
-    name.unwrap_or(std::env::consts::ARCH).to_string()
-}
-
 impl RunSummary {
     /// Writes the summary to `path`, atomically.
     ///
@@ -125,6 +116,9 @@ impl RunSummary {
             ("parameters", grouped(self.parameters)),
         ] {
             table.add_row([name, &value]);
+        }
+        if self.ablate.0.is_some() {
+            table.add_row(["ablate", &self.ablate.to_string()]);
         }
         for (name, count) in &self.data {
             table.add_row([format!("data: {name}"), grouped(*count)]);
@@ -165,10 +159,12 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::cpu_name;
 
     fn summary() -> RunSummary {
         RunSummary {
-            attention: Attention::Mxfp8,
+            attention: Attention::Path(flamia_kernels::Path::Mxfp8),
+            ablate: Ablate(Some(flamia_kernels::Ablation::UnquantisedD)),
             steps: 300,
             val_loss_first: Some(5.6021),
             val_loss: Some(2.4507),
@@ -202,6 +198,7 @@ mod tests {
 
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(json["attention"], "mxfp8");
+        assert_eq!(json["ablate"], "unquantised-d");
         assert_eq!(json["steps"], 300);
         assert_eq!(json["val_loss_first"], 5.6021);
         assert_eq!(json["val_loss"], 2.4507);

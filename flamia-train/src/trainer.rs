@@ -248,6 +248,7 @@ impl Trainer {
         let validation = &self.state.validation;
         RunSummary {
             attention: self.settings.attention,
+            ablate: self.settings.kernel.ablate,
             steps: step as usize,
             val_loss_first: validation.first,
             val_loss: validation.last.map(|last| last.loss),

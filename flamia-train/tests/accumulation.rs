@@ -5,8 +5,7 @@ mod common;
 
 use std::slice::from_ref;
 
-use common::{Packed, floats, model, pack, tiny_shape};
-use flamia_train::attention::Attention;
+use common::{CAUSAL_SDPA, Packed, floats, model, pack, tiny_shape};
 use flamia_train::step::{StepError, accumulate};
 use tch::{Kind, Tensor};
 
@@ -61,7 +60,7 @@ fn splitting_a_step_leaves_the_models_gradient() {
                 labels,
                 positions,
             } = packed;
-            Ok(model.summed_loss(tokens, positions, labels, documents, &Attention::Sdpa)?)
+            Ok(model.summed_loss(tokens, positions, labels, documents, &CAUSAL_SDPA)?)
         });
         let grads = model
             .params

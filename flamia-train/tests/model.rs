@@ -6,7 +6,7 @@ mod common;
 use std::slice::from_ref;
 
 use common::plain_llama::PlainLlama;
-use common::{Packed, attention, floats, model, pack, tiny_shape};
+use common::{CAUSAL_SDPA, Packed, attention, floats, model, pack, tiny_shape};
 use flamia_train::attention::Attention;
 use flamia_train::model::{Model, ModelShape};
 use flamia_train::optim::{AdamW, AdamWConfig};
@@ -166,7 +166,7 @@ fn packing_adds_up() {
     let model = model(tiny_shape(), 4);
     let (a, b) = (vec![1, 2, 3], vec![4, 5, 6, 7, 8]);
     let loss = |documents: &[Vec<i64>]| {
-        summed_loss(&model, &pack(documents), &Attention::Sdpa).double_value(&[])
+        summed_loss(&model, &pack(documents), &CAUSAL_SDPA).double_value(&[])
     };
     let separate = loss(from_ref(&a)) + loss(from_ref(&b));
     let together = loss(&[a.clone(), b.clone()]);
@@ -225,7 +225,7 @@ fn a_token_outside_the_vocabulary_is_an_error() {
         positions,
         ..
     } = pack(&[vec![1, 11]]);
-    let outcome = model.forward(&tokens, &positions, &documents, &Attention::Sdpa);
+    let outcome = model.forward(&tokens, &positions, &documents, &CAUSAL_SDPA);
     assert!(outcome.is_err());
 }
 

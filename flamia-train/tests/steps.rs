@@ -3,8 +3,7 @@
 
 mod common;
 
-use common::{Packed, floats, model, pack, tiny_shape};
-use flamia_train::attention::Attention;
+use common::{CAUSAL_SDPA, Packed, floats, model, pack, tiny_shape};
 use flamia_train::checkpoint::{Checkpoints, TrainState};
 use flamia_train::model::Model;
 use flamia_train::optim::{AdamW, AdamWConfig, clip_global_norm};
@@ -55,7 +54,7 @@ impl Run {
                 labels,
                 positions,
             } = packed;
-            Ok(model.summed_loss(tokens, positions, labels, documents, &Attention::Sdpa)?)
+            Ok(model.summed_loss(tokens, positions, labels, documents, &CAUSAL_SDPA)?)
         })
         .unwrap();
         clip_global_norm(&self.model.params, 1.0).unwrap();

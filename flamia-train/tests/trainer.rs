@@ -99,7 +99,7 @@ fn a_run_learns_and_leaves_its_results() {
 /// an epoch and beyond its end, twice.
 #[test]
 fn a_resumed_run_ends_with_the_same_bits() {
-    for attention in ["sdpa", "mxfp8"] {
+    for attention in ["sdpa", "mxfp8", "fp4"] {
         let workplace = Workplace::new();
         let flags =
             format!("--attention {attention} --steps 24 --checkpoint-every 5 --checkpoint-keep 9");
@@ -228,4 +228,69 @@ fn a_loss_that_is_no_number_stops_with_the_last_good_state_saved() {
     assert!(told.starts_with("step 2 failed: the "), "{told}");
     assert!(told.contains("the optimiser was not run"), "{told}");
     assert_eq!(checkpoints(&workplace.run("run")), ["step-000001"]);
+}
+
+#[test]
+fn a_resumed_run_cannot_change_its_numerics() {
+    let workplace = Workplace::new();
+    workplace.train("run", "--attention fp4 --steps 2").unwrap();
+    for (change, told) in [
+        (
+            "--kernel-dk-rounding nearest",
+            "kernel.dk_rounding was \"auto\" and is now \"nearest\"",
+        ),
+        ("--kernel-exact", "kernel.exact was false and is now true"),
+        (
+            "--kernel-ablate p4-forward",
+            "kernel.ablate was \"none\" and is now \"p4-forward\"",
+        ),
+        ("--kernel-window 9", "kernel.window was 0 and is now 9"),
+    ] {
+        let flags = format!("--attention fp4 --steps 4 --resume {change}");
+        let error = chain(&workplace.train("run", &flags).unwrap_err());
+        assert!(error.contains(told), "{error}");
+    }
+}
+
+#[test]
+fn a_defect_is_warned_of_and_written_down() {
+    let workplace = Workplace::new();
+    let started = |name: &str, more: &str| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_flamia-train"))
+            .args(args(&workplace.data, &workplace.run(name), more))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let flags = "--attention mxfp8 --steps 2 --optim-warmup 0";
+    let told = started("run", &format!("{flags} --kernel-ablate unquantised-d"));
+    let warning = "warning: `ablate = unquantised-d` makes attention wrong on purpose";
+    assert_eq!(told.matches(warning).count(), 1, "{told}");
+    let defective = summary(&workplace.run("run"));
+    assert_eq!(defective["ablate"], "unquantised-d");
+    assert_eq!(defective["settings"]["kernel"]["ablate"], "unquantised-d");
+    let saved = fs::read_to_string(workplace.run("run").join("settings.toml")).unwrap();
+    assert!(saved.contains("ablate = \"unquantised-d\""), "{saved}");
+
+    let told = started("matched", flags);
+    assert!(!told.contains("warning"), "{told}");
+    let matched = summary(&workplace.run("matched"));
+    assert_eq!(matched["ablate"], "none");
+    // It did something.
+    assert_ne!(matched["train_loss"], defective["train_loss"]);
+}
+
+#[test]
+fn stochastic_rounding_follows_the_seed() {
+    let workplace = Workplace::new();
+    let weights = |name: &str, more: &str| {
+        let flags = format!("--attention fp4 --steps 2 --optim-warmup 0 {more}");
+        workplace.train(name, &flags).unwrap();
+        saved_tensors(&workplace.run(name), 2)
+    };
+    let first = weights("a", "");
+    assert!(first == weights("b", ""));
+    let nearest = weights("c", "--kernel-dk-rounding nearest");
+    assert!(first != nearest);
 }

@@ -24,17 +24,14 @@ pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
         return Ok(error.report());
     }
     let ready = libtorch::set_up(here)?;
-    let trainer = build_trainer(here, &ready)?;
+    let trainer = build(cargo(here, &ready)?, "flamia-train", &[])?;
     say(format_args!("ready in {}", spoken(start.elapsed())));
     become_command(here.command(trainer).args(args))
 }
 
 /// Builds the program for data, which needs no libtorch, and becomes it.
 pub fn data(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
-    const DATASETS: &str = "datasets";
-    let mut cargo = here.cargo()?;
-    cargo.current_dir(&here.root);
-    let program = build_program(cargo, DATASETS)?;
+    let program = build(plain_cargo(here)?, "datasets", &[])?;
     become_command(here.command(program).args(args))
 }
 
@@ -46,6 +43,31 @@ fn check_settings(args: &[OsString]) -> Result<(), SettingsError> {
     }
 }
 
+/// Builds the probes and becomes them, with torch only where a probe needs it.
+pub fn probe(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    const PROBES: &str = "flamia-probe";
+    let probes = if needs_torch(args) {
+        let ready = libtorch::set_up(here)?;
+        build(cargo(here, &ready)?, PROBES, &["--features", "torch"])?
+    } else {
+        build(plain_cargo(here)?, PROBES, &[])?
+    };
+    become_command(here.command(probes).args(args))
+}
+
+/// Whether the probe trains, or compares with torch.
+fn needs_torch(args: &[OsString]) -> bool {
+    const NEEDY: [&str; 3] = ["capture", "consistency", "leakage"];
+    args.first()
+        .is_some_and(|name| NEEDY.iter().any(|needy| name == needy))
+}
+
+/// Builds the benchmarks and becomes them.
+pub fn bench(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    let benchmarks = build(plain_cargo(here)?, "flamia-bench", &[])?;
+    become_command(here.command(benchmarks).args(args))
+}
+
 /// Every test of the workspace, in the one profile that all is built in.
 pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
@@ -53,8 +75,11 @@ pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> 
     // Apart from the others: built with them, xtask would get the trainer's torch feature, and need
     // the libtorch that it is there to find.
     let apart = ["--package", "xtask"].as_slice();
-    let others = ["--workspace", "--exclude", "xtask"].as_slice();
-    for packages in [apart, others] {
+    let others = ["--workspace", "--exclude", "xtask"]
+        .into_iter()
+        .chain(PROBES_WITH_TORCH)
+        .collect::<Vec<_>>();
+    for packages in [apart, &others] {
         let mut cargo = cargo(here, &ready)?;
         cargo.args(["test", "--release"]).args(packages).args(args);
         let code = run(&mut cargo)?;
@@ -79,15 +104,10 @@ pub fn lint(here: &Surroundings) -> anyhow::Result<ExitCode> {
     }
     let ready = libtorch::set_up(here)?;
     let mut clippy = cargo(here, &ready)?;
-    clippy.args([
-        "clippy",
-        "--release",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ]);
+    clippy
+        .args(["clippy", "--release", "--workspace", "--all-targets"])
+        .args(PROBES_WITH_TORCH)
+        .args(["--", "-D", "warnings"]);
     report("lint", run(&mut clippy)?, start)
 }
 
@@ -133,10 +153,20 @@ fn report(what: &str, code: u8, start: Instant) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// Cargo at the workspace's root, with libtorch's environment.
-fn cargo(here: &Surroundings, ready: &Ready) -> anyhow::Result<Command> {
+/// Turns the probes that need torch on, in a command for the whole workspace. The other crates have
+/// torch by default.
+const PROBES_WITH_TORCH: [&str; 2] = ["--features", "flamia-probe/torch"];
+
+/// Cargo at the workspace's root.
+fn plain_cargo(here: &Surroundings) -> anyhow::Result<Command> {
     let mut cargo = here.cargo()?;
     cargo.current_dir(&here.root);
+    Ok(cargo)
+}
+
+/// Cargo at the workspace's root, with libtorch's environment.
+fn cargo(here: &Surroundings, ready: &Ready) -> anyhow::Result<Command> {
+    let mut cargo = plain_cargo(here)?;
     ready.apply(&mut cargo);
     Ok(cargo)
 }
@@ -161,14 +191,12 @@ fn executable(message: &str, name: &str) -> Option<PathBuf> {
     artifact.executable.filter(|_| is_it)
 }
 
-fn build_trainer(here: &Surroundings, ready: &Ready) -> anyhow::Result<PathBuf> {
-    build_program(cargo(here, ready)?, "flamia-train")
-}
-
-/// Builds the program of the package of the same name in release and returns its path, which a
+/// Builds the package's program of the same name in release and returns its path, which a
 /// `build.target` in cargo's configuration would move.
-fn build_program(mut cargo: Command, name: &str) -> anyhow::Result<PathBuf> {
-    cargo.args(["build", "--release", "--package", name, "--bin", name]);
+fn build(mut cargo: Command, package: &str, features: &[&str]) -> anyhow::Result<PathBuf> {
+    cargo
+        .args(["build", "--release", "--package", package, "--bin", package])
+        .args(features);
     say(shown(&cargo));
     let mut child = cargo
         .arg("--message-format=json-render-diagnostics")
@@ -180,11 +208,11 @@ fn build_program(mut cargo: Command, name: &str) -> anyhow::Result<PathBuf> {
         .into_iter()
         .flat_map(BufRead::lines)
         .map_while(Result::ok);
-    let program = lines.filter_map(|line| executable(&line, name)).last();
+    let program = lines.filter_map(|line| executable(&line, package)).last();
     if !child.wait()?.success() {
-        bail!("{name} does not build; cargo says why above");
+        bail!("{package} does not build; cargo says why above");
     }
-    program.with_context(|| format!("cargo built {name} and did not say where"))
+    program.with_context(|| format!("cargo built {package} and did not say where"))
 }
 
 /// The value as one word of a POSIX shell.
@@ -220,16 +248,14 @@ mod tests {
             r#"{"reason":"build-finished","success":true}"#.to_owned(),
         ];
         let (_machine, here) = machine(&format!("echo '{}'", lines.join("\n")));
-        let ready = libtorch::set_up(&here).unwrap();
-        let trainer = build_trainer(&here, &ready).unwrap();
+        let trainer = build(plain_cargo(&here).unwrap(), "flamia-train", &[]).unwrap();
         assert_eq!(trainer, PathBuf::from("/t/release/flamia-train"));
     }
 
     #[test]
     fn a_failed_build_is_not_a_trainer() {
         let (_machine, here) = machine("exit 101");
-        let ready = libtorch::set_up(&here).unwrap();
-        assert!(build_trainer(&here, &ready).is_err());
+        assert!(build(plain_cargo(&here).unwrap(), "flamia-train", &[]).is_err());
         assert_eq!(test(&here, &[]).unwrap(), ExitCode::from(101));
     }
 
@@ -239,10 +265,23 @@ mod tests {
         test(&here, &["--".into(), "--nocapture".into()]).unwrap();
         let asked = std::fs::read_to_string(machine.path("asked")).unwrap();
         let libtorch = machine.path("lib torch").display().to_string();
-        let wanted = ["--package xtask", "--workspace --exclude xtask"]
-            .map(|packages| format!("{libtorch}: test --release {packages} -- --nocapture\n"))
-            .concat();
+        let wanted = [
+            "--package xtask",
+            "--workspace --exclude xtask --features flamia-probe/torch",
+        ]
+        .map(|packages| format!("{libtorch}: test --release {packages} -- --nocapture\n"))
+        .concat();
         assert_eq!(asked, wanted);
+    }
+
+    #[test]
+    fn torch_is_set_up_only_for_the_probes_that_need_it() {
+        let needs =
+            |line: &[&str]| needs_torch(&line.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(needs(&["consistency", "--steps", "10"]) && needs(&["leakage"]));
+        for line in [&[][..], &["--help"], &["accuracy", "--json", "leakage"]] {
+            assert!(!needs(line), "{line:?}");
+        }
     }
 
     #[test]

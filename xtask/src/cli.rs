@@ -29,6 +29,19 @@ pub enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// See what low-bit attention does (`cargo xtask probe --help` lists the probes)
+    // Each probe owns its command line, `--help` included.
+    #[command(disable_help_flag = true)]
+    Probe {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Measure how fast attention is (`cargo xtask bench --help` lists the devices)
+    #[command(disable_help_flag = true)]
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Run every test of the workspace
     Test {
         /// Passed on to `cargo test`
@@ -72,11 +85,13 @@ mod tests {
 
     use super::*;
 
-    fn train_args(line: &[&str]) -> Vec<OsString> {
-        let line = ["cargo xtask", "train"].iter().chain(line);
+    fn passed_on(task: &str, line: &[&str]) -> Vec<OsString> {
+        let line = ["cargo xtask", task]
+            .into_iter()
+            .chain(line.iter().copied());
         match Cli::try_parse_from(line).unwrap().task {
-            Task::Train { args } => args,
-            _ => panic!("not parsed as train"),
+            Task::Train { args } | Task::Probe { args } | Task::Bench { args } => args,
+            _ => panic!("not parsed as {task}"),
         }
     }
 
@@ -86,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trainer_gets_its_arguments_untouched() {
+    fn other_programs_get_their_arguments_untouched() {
         for line in [
             &["--help"][..],
             &["-h"],
@@ -94,7 +109,9 @@ mod tests {
             &["--no-such-flag=3", "positional", "--", "--after"],
             &[],
         ] {
-            assert_eq!(train_args(line), line, "{line:?}");
+            for task in ["train", "probe", "bench"] {
+                assert_eq!(passed_on(task, line), line, "{task} {line:?}");
+            }
         }
     }
 

@@ -39,6 +39,8 @@ fn run(task: Task) -> anyhow::Result<ExitCode> {
     match task {
         Task::Train { args } => cargo::train(&here, &args),
         Task::Data { args } => cargo::data(&here, &args),
+        Task::Probe { args } => cargo::probe(&here, &args),
+        Task::Bench { args } => cargo::bench(&here, &args),
         Task::Test { args } => cargo::test(&here, &args),
         Task::Lint => cargo::lint(&here),
         Task::Cargo { args } => cargo::run_with_libtorch(&here, &args),

@@ -82,58 +82,148 @@ pub(crate) fn softmax_gradient<R: Real>(dp: &mut [R], p: &[R], visible: &Range<u
     fill_outside(dp, visible, R::ZERO);
 }
 
+/// [`PAD`] query rows against the keys of a block, at a stride of [`TILE`].
+struct Recomputed<R> {
+    /// Probabilities.
+    p: Vec<R>,
+    /// Those that dS is made of, where they are not `p`.
+    p_of_ds: Vec<R>,
+    dp: Vec<R>,
+}
+
+impl<R: Real> Recomputed<R> {
+    fn new() -> Self {
+        let [p, p_of_ds, dp] = std::array::from_fn(|_| vec![R::ZERO; PAD * TILE]);
+        Self { p, p_of_ds, dp }
+    }
+}
+
+impl<S: BlockScheme> QueryHead<'_, S> {
+    /// Fills `tile` for `block`; returns whether dS has probabilities of its own.
+    #[inline(always)]
+    fn recompute<G: Gemm>(
+        &self,
+        tile: &mut Recomputed<S::Real>,
+        d_o: &Rows<S::Real>,
+        block: &Block,
+        lse2: &[S::Real],
+    ) -> bool {
+        let Block {
+            row, key, width, ..
+        } = *block;
+        let kv = self.kv;
+        let scale2 = S::Real::from_f64(self.scale * std::f64::consts::LOG2_E);
+        let q = self.q.dim.operand(row);
+        kv.k_panels.scores::<G>(&mut tile.p, TILE, q, key, width);
+        let per_key = self.scheme.per_key(Pass::Backward, self.mask, row, key);
+        let special = kv.v_per_key_panels.as_ref().filter(|_| per_key);
+        let v_panels = special.unwrap_or(&kv.v_panels);
+        v_panels.scores::<G>(&mut tile.dp, TILE, d_o.operand(row), key, width);
+        let v_fold = kv.v.over_tokens(per_key).1.map(|fold| (fold, key));
+
+        let mut rebuilt = false;
+        for i in 0..PAD {
+            let visible = block.visible(i);
+            let p = &mut tile.p[i * TILE..][..width];
+            let p_of_ds = &mut tile.p_of_ds[i * TILE..][..width];
+            for p in p.iter_mut() {
+                *p *= scale2;
+            }
+            rebuilt = self
+                .scheme
+                .rebuild(p_of_ds, p, lse2[row + i], &visible, v_fold);
+            for p in p.iter_mut() {
+                *p = *p - lse2[row + i];
+            }
+            self.scheme.exp2(p);
+            fill_outside(p, &visible, S::Real::ZERO);
+        }
+        rebuilt
+    }
+
+    /// The keys of a tile that a block of queries sees.
+    #[inline(always)]
+    fn block(&self, row: usize, tile: usize) -> Option<Block> {
+        let len = self.q.dim.len;
+        let keys = tile * TILE..len.min((tile + 1) * TILE);
+        Block::new(row, &keys, len, self.mask)
+    }
+
+    /// D as the mean of dP over the probabilities that dS is made of: rows of dS sum to 0, whatever
+    /// those sum to.
+    #[inline(always)]
+    fn sum_d<G: Gemm>(&self, d_o: &Rows<S::Real>, sums: &mut RowSums<S::Real>) {
+        let len = self.q.dim.len;
+        let mut tile = Recomputed::new();
+        for row in (0..len).step_by(PAD) {
+            let mut totals = [[S::Real::ZERO; 2]; PAD];
+            for key_tile in 0..len.div_ceil(TILE) {
+                let Some(block) = self.block(row, key_tile) else {
+                    continue;
+                };
+                let rebuilt = self.recompute::<G>(&mut tile, d_o, &block, &sums.lse2);
+                let p = if rebuilt { &tile.p_of_ds } else { &tile.p };
+                for (i, [p_dp, total]) in totals.iter_mut().enumerate() {
+                    let seen = block.visible(i);
+                    let p = &p[i * TILE..][seen.clone()];
+                    let dp = &tile.dp[i * TILE..][seen];
+                    *p_dp += lane_sum(p.iter().zip(dp).map(|(p, dp)| *p * *dp));
+                    *total += lane_sum(p.iter().copied());
+                }
+            }
+            for (d, [p_dp, total]) in sums.d[row..len.min(row + PAD)].iter_mut().zip(totals) {
+                // Codes that are all zero give a dS of zeros.
+                *d = if total == S::Real::ZERO {
+                    total
+                } else {
+                    p_dp / total
+                };
+            }
+        }
+    }
+}
+
 impl<S: BlockScheme> Task for QueryHead<'_, S> {
     type Output = HeadGradients<S::Real>;
 
     #[inline(always)]
     fn run<G: Gemm>(self) -> Self::Output {
-        let (q, d_o, kv) = (&self.q.dim, &self.d_o.dim, self.kv);
-        let (len, dim) = (q.len, q.dim);
-        let scale2 = S::Real::from_f64(self.scale * std::f64::consts::LOG2_E);
-        let sums = RowSums::new(self.d_o.unrounded.as_ref().unwrap_or(d_o), self.o, self.lse);
-        let prescales = self.scheme.dq_prescales(self.d_o, &kv.v, &kv.k, self.mask);
-        let (q_over_tokens, q_fold) = self.q.over_tokens(false);
-        let (d_o_over_tokens, d_o_fold) = self.d_o.over_tokens(false);
-        let (k_over_tokens, k_fold) = kv.k.over_tokens(false);
+        let (len, dim) = (self.q.dim.len, self.q.dim.dim);
+        let d_o_of_d = self.d_o.unrounded.as_ref().unwrap_or(&self.d_o.dim);
+        let mut sums = RowSums::new(d_o_of_d, self.o, self.lse);
+        if self.scheme.sums_d() {
+            self.sum_d::<G>(d_o_of_d, &mut sums);
+        }
+        let prescales = self
+            .scheme
+            .dq_prescales(self.d_o, &self.kv.v, &self.kv.k, self.mask);
+        let (q, q_fold) = self.q.over_tokens(false);
+        let (d_o, d_o_fold) = self.d_o.over_tokens(false);
+        let (k, k_fold) = self.kv.k.over_tokens(false);
 
         let [mut dq, mut dk, mut dv] = std::array::from_fn(|_| Rows::zeros(len, dim));
         let mut counts = StatsSnapshot::default();
-        let mut p = vec![S::Real::ZERO; PAD * TILE];
-        let mut ds = vec![S::Real::ZERO; PAD * TILE];
+        let mut tile = Recomputed::new();
         let mut ds_for_dk = vec![S::Real::ZERO; PAD * TILE];
         let mut partial = vec![S::Real::ZERO; PAD * dim];
 
-        for start in (0..len).step_by(TILE) {
-            let keys = start..len.min(start + TILE);
+        for key_tile in 0..len.div_ceil(TILE) {
             for row in (0..len).step_by(PAD) {
-                let Some(block) = Block::new(row, &keys, len, self.mask) else {
+                let Some(block) = self.block(row, key_tile) else {
                     continue;
                 };
                 let width = block.width;
-                kv.k_panels
-                    .scores::<G>(&mut p, TILE, q.operand(row), block.key, width);
-                let per_key = self
-                    .scheme
-                    .per_key(Pass::Backward, self.mask, row, block.key);
-                let special = kv.v_per_key_panels.as_ref().filter(|_| per_key);
-                let v_panels = special.unwrap_or(&kv.v_panels);
-                v_panels.scores::<G>(&mut ds, TILE, d_o.operand(row), block.key, width);
-
+                let rebuilt = self.recompute::<G>(&mut tile, &self.d_o.dim, &block, &sums.lse2);
+                let Recomputed { p, p_of_ds, dp: ds } = &mut tile;
                 for i in 0..PAD {
-                    let visible = block.visible(i);
-                    let p = &mut p[i * TILE..][..width];
+                    let p = if rebuilt { &*p_of_ds } else { &*p };
+                    let p = &p[i * TILE..][..width];
                     let ds = &mut ds[i * TILE..][..width];
-                    let lse2 = sums.lse2[row + i];
-                    for p in p.iter_mut() {
-                        *p = *p * scale2 - lse2;
-                    }
-                    self.scheme.exp2(p);
-                    fill_outside(p, &visible, S::Real::ZERO);
-                    softmax_gradient(ds, p, &visible, sums.d[row + i]);
+                    softmax_gradient(ds, p, &block.visible(i), sums.d[row + i]);
                 }
-                counts.saturated += self.scheme.round_p(&mut p, &block, d_o_fold);
+                counts.saturated += self.scheme.round_p(p, &block, d_o_fold);
                 let gradients = SoftmaxGradients {
-                    ds: &mut ds,
+                    ds,
                     for_dk: &mut ds_for_dk,
                 };
                 let folds = Folds {
@@ -145,16 +235,15 @@ impl<S: BlockScheme> Task for QueryHead<'_, S> {
 
                 let shape = Shape::of_rows(width, PAD, dim);
                 let dv = &mut dv.data[block.key * dim..];
-                let p = Operand::transposed(&p, TILE);
-                G::accumulate(dv, p, d_o_over_tokens.from(row), shape);
+                G::accumulate(dv, Operand::transposed(p, TILE), d_o.from(row), shape);
                 let dk = &mut dk.data[block.key * dim..];
-                let for_dk = Operand::transposed(if separate { &ds_for_dk } else { &ds }, TILE);
-                G::accumulate(dk, for_dk, q_over_tokens.from(row), shape);
+                let for_dk = Operand::transposed(if separate { &ds_for_dk } else { ds }, TILE);
+                G::accumulate(dk, for_dk, q.from(row), shape);
 
                 partial.fill(S::Real::ZERO);
-                let k = k_over_tokens.from(block.key);
                 let shape = Shape::of_rows(PAD, width, dim);
-                G::accumulate(&mut partial, Operand::rows(&ds, TILE), k, shape);
+                let ds = Operand::rows(ds, TILE);
+                G::accumulate(&mut partial, ds, k.from(block.key), shape);
                 let rows = dq.data[row * dim..].chunks_exact_mut(dim);
                 let partials = partial.chunks_exact(dim);
                 for ((dq, partial), prescale) in rows.zip(partials).zip(&prescales[row..]) {

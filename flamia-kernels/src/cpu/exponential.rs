@@ -74,7 +74,7 @@ fn wrapping(x: f32, coefficients: &[f32]) -> f32 {
 pub fn mitchell_p(x: f32) -> f32 {
     /// Scores down to this many powers of two are exact.
     const WINDOW: f32 = 124.0;
-    const DELTA: f32 = 0.071_928_095;
+    const DELTA: f32 = 0.071_928_1;
     const FRACTION: f32 = 65_536.0;
     const MAGIC: f32 = 8_388_608.0 + WINDOW * FRACTION;
     const LOWEST: i32 = 8_388_608.0f32.to_bits() as i32;

@@ -84,7 +84,8 @@ impl<S: BlockScheme> Task for QueryTile<'_, S> {
                     let max = softmax.scale_scores(p, &visible, self.scale);
                     // Per row: a later row of the tile must not change when an earlier one rescales.
                     if max > softmax.max + tau {
-                        softmax.rescale(max, &mut o[i * dim..][..dim]);
+                        let reference = self.scheme.reference(max);
+                        softmax.rescale(reference, &mut o[i * dim..][..dim]);
                     }
                     let (sum, clamped) = self.scheme.probabilities(p, softmax.max, &visible, fold);
                     softmax.add(sum);

@@ -58,6 +58,8 @@ pub(crate) trait BlockScheme: Scheme<Loaded = Prepared<<Self as Scheme>::Real>> 
     fn dv_scale(&self) -> Self::Real;
     /// Whether queries of the token block at `row` read the keys at `key` with per-key scales.
     fn per_key(&self, pass: Pass, mask: Mask, row: usize, key: usize) -> bool;
+    /// What exponentials become relative to when `max` is the largest score so far.
+    fn reference(&self, max: Self::Real) -> Self::Real;
     /// Turns the base-2 scores of one row, -∞ where a key is not `visible`, into P relative to
     /// `max` as P·V reads it. `fold` is V's, for the same keys on. Returns the sum of the unrounded
     /// P, and how many were clamped.
@@ -70,6 +72,19 @@ pub(crate) trait BlockScheme: Scheme<Loaded = Prepared<<Self as Scheme>::Real>> 
     ) -> (Self::Real, u64);
     /// 2^x of the backward pass.
     fn exp2(&self, x: &mut [Self::Real]);
+    /// Where dS is made of the forward pass's rounded P instead of the exact one: fills `p` with it
+    /// from the base-2 scores of a row, and returns true.
+    fn rebuild(
+        &self,
+        p: &mut [Self::Real],
+        scores: &[Self::Real],
+        lse2: Self::Real,
+        visible: &Range<usize>,
+        fold: Option<(&Fold<Self::Real>, usize)>,
+    ) -> bool;
+    /// Whether D is summed over the probabilities and dP that dS is made of, instead of coming from
+    /// the output.
+    fn sums_d(&self) -> bool;
     /// Rounds the P of `block` for dV, `fold` being dO's; returns how many were clamped.
     fn round_p(&self, p: &mut [Self::Real], block: &Block, fold: Option<&Fold<Self::Real>>) -> u64;
     /// Rounds the dS of `block` of query head `head`; returns whether dK reads the second buffer.
@@ -148,10 +163,29 @@ impl<R: Real> BlockScheme for Exact<R> {
         (lane_total(scores), 0)
     }
     #[inline(always)]
+    fn reference(&self, max: R) -> R {
+        max
+    }
+    #[inline(always)]
     fn exp2(&self, x: &mut [R]) {
         for x in x {
             *x = x.exp2();
         }
+    }
+    #[inline(always)]
+    fn rebuild(
+        &self,
+        _: &mut [R],
+        _: &[R],
+        _: R,
+        _: &Range<usize>,
+        _: Option<(&Fold<R>, usize)>,
+    ) -> bool {
+        false
+    }
+    #[inline(always)]
+    fn sums_d(&self) -> bool {
+        false
     }
     #[inline(always)]
     fn round_p(&self, _: &mut [R], _: &Block, _: Option<&Fold<R>>) -> u64 {

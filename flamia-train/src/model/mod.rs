@@ -14,7 +14,7 @@ mod shape;
 use flamia_sched::Documents;
 use tch::{Reduction, TchError, Tensor};
 
-use crate::attention::{Attention, AttentionFailure};
+use crate::attention::{Attend, AttentionFailure};
 
 pub use params::{Init, ParamSpec, Params};
 pub use rope::Rope;
@@ -58,7 +58,7 @@ impl Model {
         tokens: &Tensor,
         positions: &Tensor,
         documents: &Documents,
-        attention: &Attention,
+        attention: &dyn Attend,
     ) -> Result<Tensor, ModelError> {
         let rope = Rope::new(positions, self.shape.head_dim, self.shape.rope_theta)?;
         let embedding = self.params.get("model.embed_tokens.weight");
@@ -93,7 +93,7 @@ impl Model {
         positions: &Tensor,
         labels: &Tensor,
         documents: &Documents,
-        attention: &Attention,
+        attention: &dyn Attend,
     ) -> Result<Tensor, ModelError> {
         let logits_tv = self.forward(tokens, positions, documents, attention)?;
         Ok(logits_tv.f_cross_entropy_loss(
@@ -111,7 +111,7 @@ impl Model {
         h_td: &Tensor,
         rope: &Rope,
         documents: &Documents,
-        attention: &Attention,
+        attention: &dyn Attend,
     ) -> Result<Tensor, ModelError> {
         let project = |name: &str, heads: usize| -> Result<Tensor, TchError> {
             linear(h_td, self.layer_weight(layer, &format!("self_attn.{name}")))?.f_reshape([
@@ -124,7 +124,7 @@ impl Model {
         let k_tke = rope.rotate(&project("k_proj", self.shape.kv_heads)?)?;
         let v_tke = project("v_proj", self.shape.kv_heads)?;
         let o_the = attention
-            .apply(layer, &q_the, &k_tke, &v_tke, documents)
+            .attend(layer, &q_the, &k_tke, &v_tke, documents)
             .map_err(|source| ModelError::Attention {
                 layer,
                 source: source.into(),

@@ -1,141 +1,286 @@
 //! Settings whose value is a name.
+//!
+//! Names of numerics are the kernels' own: this file adds the words that only settings have.
 
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use flamia_kernels::{Ablation, AttentionError, Path};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::key::{Kind, Setting};
 
 /// A name that is none of those a setting takes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("found {found:?}, expected {expected}")]
+#[error("found {found:?}, expected one of {}", expected.join(", "))]
 pub struct UnknownName {
     /// The name given.
     pub found: String,
     /// The names taken.
-    pub expected: String,
+    pub expected: Vec<&'static str>,
 }
 
-macro_rules! choice {
-    (
-        $(#[$meta:meta])*
-        $Name:ident { $($(#[$variant_meta:meta])* $Variant:ident = $spelling:literal,)* }
-    ) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
-        pub enum $Name { $($(#[$variant_meta])* $Variant,)* }
+/// A type whose values are names.
+pub trait Spelled: fmt::Display + FromStr<Err = UnknownName> {
+    /// The spellings, for people.
+    fn spellings() -> Vec<&'static str>;
+}
 
-        impl $Name {
-            /// The spellings, in the order of the variants.
-            pub const SPELLINGS: &'static [&'static str] = &[$($spelling),*];
-        }
-
-        impl fmt::Display for $Name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $(Self::$Variant => $spelling,)* })
-            }
-        }
-
-        impl FromStr for $Name {
-            type Err = UnknownName;
-
-            fn from_str(name: &str) -> Result<Self, UnknownName> {
-                match name {
-                    $($spelling => Ok(Self::$Variant),)*
-                    _ => Err(unknown::<Self>(name)),
-                }
-            }
-        }
-
-        named!($Name, Self::SPELLINGS);
+impl<T: Spelled> Setting for T {
+    const KIND: Kind = Kind::Name {
+        spellings: T::spellings,
+        accepts: |name| name.parse::<T>().is_ok(),
     };
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
 }
 
-macro_rules! named {
-    ($Name:ident, $spellings:expr) => {
-        impl Setting for $Name {
-            const KIND: Kind = Kind::Name {
-                spellings: $spellings,
-                accepts: |name| name.parse::<Self>().is_ok(),
-            };
-
-            fn show(&self) -> String {
-                self.to_string()
-            }
-        }
-
-        impl TryFrom<String> for $Name {
-            type Error = UnknownName;
-
-            fn try_from(name: String) -> Result<Self, UnknownName> {
-                name.parse()
-            }
-        }
-
-        impl From<$Name> for String {
-            fn from(value: $Name) -> Self {
-                value.to_string()
-            }
-        }
-    };
-}
-
-fn unknown<T: Setting>(name: &str) -> UnknownName {
+fn unknown<T: Spelled>(name: &str) -> UnknownName {
     UnknownName {
         found: name.into(),
-        expected: T::KIND.expected(),
+        expected: T::spellings(),
     }
 }
 
-choice! {
-    /// Which attention every layer calls.
-    Attention {
-        /// Exact attention in FP32.
-        Reference = "reference",
-        /// MXFP8 operands, forward and backward.
-        Mxfp8 = "mxfp8",
-        /// Torch's own, called per document.
-        Sdpa = "sdpa",
+/// Reads and writes a [`Spelled`] type as its name.
+macro_rules! serde_by_name {
+    ($Name:ident $(<$T:ident: $Bound:ident>)?) => {
+        impl $(<$T: $Bound>)? Serialize for $Name $(<$T>)? {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de $(, $T: $Bound)?> Deserialize<'de> for $Name $(<$T>)? {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+            }
+        }
+    };
+}
+
+/// An option of the kernels that has names.
+pub trait KernelName: Copy + fmt::Display + FromStr<Err = AttentionError> {
+    /// The names, as the kernels list them where they refuse one.
+    fn names() -> &'static [&'static str] {
+        match "".parse::<Self>() {
+            Err(AttentionError::UnknownName { known, .. }) => known,
+            _ => &[],
+        }
     }
 }
 
-choice! {
-    /// How the MXFP8 path applies operand scales.
-    Profile {
-        /// The matrix multiply applies one scale per group of 32 (Blackwell).
-        BlockScaled = "block-scaled",
-        /// Scales are folded into FP32 operands (Hopper, which has no block scaling).
-        Hopper = "hopper",
+impl<T: Copy + fmt::Display + FromStr<Err = AttentionError>> KernelName for T {}
+
+/// One of the kernels' names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Named<T>(pub T);
+
+impl<T: KernelName> fmt::Display for Named<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
-choice! {
-    /// Whether Q and K are rotated by the normalised Hadamard transform before quantising.
-    Hadamard {
-        /// On at head dimension 128, off at 64.
-        Auto = "auto",
-        /// Always.
-        On = "on",
-        /// Never.
-        Off = "off",
+impl<T: KernelName> FromStr for Named<T> {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        name.parse().map(Self).map_err(|_| unknown::<Self>(name))
     }
 }
 
-choice! {
-    /// The number format in which partial sums of dQ are accumulated.
-    Dq {
-        /// FP16 with a power-of-two prescale.
-        Fp16 = "fp16",
-        /// FP32.
-        Fp32 = "fp32",
+impl<T: KernelName> Spelled for Named<T> {
+    fn spellings() -> Vec<&'static str> {
+        T::names().to_vec()
     }
 }
+
+serde_by_name!(Named<T: KernelName>);
+
+/// One of the kernels' names, or `auto`: what the path, or `kernel.exact`, has by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Auto<T> {
+    /// `auto`.
+    Auto,
+    /// This one.
+    Is(T),
+}
+
+impl<T> Auto<T> {
+    /// The name chosen, or else `default`.
+    pub fn unwrap_or(self, default: T) -> T {
+        match self {
+            Self::Auto => default,
+            Self::Is(name) => name,
+        }
+    }
+}
+
+impl<T: KernelName> fmt::Display for Auto<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Is(name) => name.fmt(f),
+        }
+    }
+}
+
+impl<T: KernelName> FromStr for Auto<T> {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            _ => name
+                .parse()
+                .map(Self::Is)
+                .map_err(|_| unknown::<Self>(name)),
+        }
+    }
+}
+
+impl<T: KernelName> Spelled for Auto<T> {
+    fn spellings() -> Vec<&'static str> {
+        [&["auto"], T::names()].concat()
+    }
+}
+
+serde_by_name!(Auto<T: KernelName>);
+
+/// Whether something is done, or `auto`: what the path, or `kernel.exact`, has by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AutoSwitch {
+    /// `auto`.
+    Auto,
+    /// `on`.
+    On,
+    /// `off`.
+    Off,
+}
+
+impl AutoSwitch {
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Auto, "auto"), (Self::On, "on"), (Self::Off, "off")];
+
+    /// Whether it is on, or else `default`.
+    pub fn unwrap_or(self, default: bool) -> bool {
+        match self {
+            Self::Auto => default,
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
+}
+
+impl fmt::Display for AutoSwitch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        })
+    }
+}
+
+impl FromStr for AutoSwitch {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let found = Self::ALL.iter().find(|(_, spelling)| *spelling == name);
+        found
+            .map(|(switch, _)| *switch)
+            .ok_or_else(|| unknown::<Self>(name))
+    }
+}
+
+impl Spelled for AutoSwitch {
+    fn spellings() -> Vec<&'static str> {
+        Self::ALL.map(|(_, spelling)| spelling).to_vec()
+    }
+}
+
+serde_by_name!(AutoSwitch);
+
+/// Which attention every layer calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Attention {
+    /// This project's, on one of its paths.
+    Path(Path),
+    /// Torch's own, called per document.
+    Sdpa,
+}
+
+impl fmt::Display for Attention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.fmt(f),
+            Self::Sdpa => f.write_str("sdpa"),
+        }
+    }
+}
+
+impl FromStr for Attention {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "sdpa" => Ok(Self::Sdpa),
+            _ => name
+                .parse()
+                .map(Self::Path)
+                .map_err(|_| unknown::<Self>(name)),
+        }
+    }
+}
+
+impl Spelled for Attention {
+    fn spellings() -> Vec<&'static str> {
+        [Path::names(), &["sdpa"]].concat()
+    }
+}
+
+serde_by_name!(Attention);
+
+/// A defect to study, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ablate(pub Option<Ablation>);
+
+impl fmt::Display for Ablate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("none"),
+            Some(ablation) => ablation.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Ablate {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "none" => Ok(Self(None)),
+            _ => name
+                .parse()
+                .map(|ablation| Self(Some(ablation)))
+                .map_err(|_| unknown::<Self>(name)),
+        }
+    }
+}
+
+impl Spelled for Ablate {
+    fn spellings() -> Vec<&'static str> {
+        [&["none"], Ablation::names()].concat()
+    }
+}
+
+serde_by_name!(Ablate);
 
 /// Where tensors live.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Device {
     /// The first GPU that torch can use, else the CPU.
     Auto,
@@ -171,4 +316,10 @@ impl FromStr for Device {
     }
 }
 
-named!(Device, &["auto", "cpu", "cuda", "cuda:N"]);
+impl Spelled for Device {
+    fn spellings() -> Vec<&'static str> {
+        vec!["auto", "cpu", "cuda", "cuda:N"]
+    }
+}
+
+serde_by_name!(Device);

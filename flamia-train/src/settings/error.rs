@@ -91,8 +91,8 @@ pub struct Problem {
     pub fields: Vec<(&'static str, String, Option<String>)>,
     /// The rule, as a sentence.
     pub rule: String,
-    /// What to do.
-    pub fix: String,
+    /// What to do, unless the rule says so.
+    pub fix: Option<String>,
 }
 
 impl fmt::Display for Problem {
@@ -104,6 +104,10 @@ impl fmt::Display for Problem {
                 write!(f, " ({origin})")?;
             }
         }
-        write!(f, ": {}; {}", self.rule, self.fix)
+        write!(f, ": {}", self.rule)?;
+        match &self.fix {
+            Some(fix) => write!(f, "; {fix}"),
+            None => Ok(()),
+        }
     }
 }

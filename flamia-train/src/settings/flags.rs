@@ -92,7 +92,7 @@ fn short_help(key: &Key) -> String {
         Kind::Name { spellings, .. } => {
             format!(
                 "{sentence} [{}; default: {}]",
-                spellings.join(", "),
+                spellings().join(", "),
                 key.default
             )
         }
@@ -104,7 +104,7 @@ fn long_help(key: &Key) -> String {
     let mut paragraphs = key.help.clone();
     let mut facts = format!("default: {}", key.default);
     if let Kind::Name { spellings, .. } = key.kind {
-        facts = format!("one of:  {}\n{facts}", spellings.join(", "));
+        facts = format!("one of:  {}\n{facts}", spellings().join(", "));
     }
     paragraphs.push(format!(
         "{facts}\nin TOML: {}\nas env:  {}",

@@ -18,7 +18,7 @@ pub enum Kind {
     /// One of a few names.
     Name {
         /// How the names are spelled, for people.
-        spellings: &'static [&'static str],
+        spellings: fn() -> Vec<&'static str>,
         /// Whether a spelling is one of them.
         accepts: fn(&str) -> bool,
     },
@@ -33,7 +33,7 @@ impl Kind {
             Self::Real => "a finite number".into(),
             Self::Switch => "true or false".into(),
             Self::Path => "a path".into(),
-            Self::Name { spellings, .. } => format!("one of {}", spellings.join(", ")),
+            Self::Name { spellings, .. } => format!("one of {}", spellings().join(", ")),
         }
     }
 

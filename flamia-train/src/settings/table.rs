@@ -6,9 +6,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use flamia_kernels::{
+    DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard, OperandScales, Path, Profile,
+    ValueScales,
+};
 use serde::{Deserialize, Serialize};
 
-use super::choice::{Attention, Device, Dq, Hadamard, Profile};
+use super::choice::{Ablate, Attention, Auto, AutoSwitch, Device, Named};
 use super::key::{Key, Setting, settings_table};
 
 settings_table! {
@@ -32,16 +36,18 @@ settings_table! {
         resume: bool = false;
         /// Which attention every layer calls.
         ///
-        /// `mxfp8` is the low-bit path, forward and backward; `reference` is exact attention in
-        /// FP32, to compare with; `sdpa` is torch's own, called per document, as a baseline.
-        attention: Attention = Attention::Mxfp8;
+        /// `mxfp8`, `nvfp4` (scores in 4 bits) and `fp4` (all in 4 bits) are the low-bit paths, forward
+        /// and backward; `reference` is exact attention in FP32, to compare with; `sdpa` is torch's
+        /// own, called per document, as a baseline.
+        attention: Attention = Attention::Path(Path::Mxfp8);
         /// Where to train: auto takes the first GPU that torch can use, else the CPU.
         device: Device = Device::Auto;
         /// CPU threads, for torch and for the attention; 0 takes all cores.
         ///
         /// Runs are repeatable bit for bit with the same number of threads.
         threads: usize = 0;
-        /// The seed of the weights, of the order of documents and of the validation split.
+        /// The seed of the weights, of the order of documents, of the validation split and of stochastic
+        /// rounding.
         seed: u64 = 0;
         /// Optimiser steps.
         steps: usize = 1000;
@@ -56,7 +62,7 @@ settings_table! {
         heads: usize = 2;
         /// Key and value heads per layer, a divisor of the query heads (grouped-query attention).
         kv_heads: usize = 1;
-        /// Features per head: 64 or 128.
+        /// Features per head: 64, 96, 128 or 256.
         head_dim: usize = 64;
         /// Hidden width of the SwiGLU feed-forward layer, in features.
         ffn_dim: usize = 384;
@@ -106,21 +112,68 @@ settings_table! {
         clip: f64 = 1.0;
     }
 
-    kernel: KernelSettings, "MXFP8 attention" {
+    kernel: KernelSettings, "Attention numerics" {
         /// How operand scales are applied, as on Blackwell (block-scaled) or as on Hopper.
-        profile: Profile = Profile::BlockScaled;
+        ///
+        /// hopper goes with attention mxfp8 and with none of the exact options.
+        profile: Named<Profile> = Named(Profile::BlockScaled);
+        /// A sliding window: how many keys a query sees, its own included; 0 for all before it.
+        window: usize = 0;
         /// Rotate Q and K by the Hadamard transform before quantising them.
         ///
-        /// It spreads outlier features over the head dimension. auto is on at head dimension 128.
-        hadamard: Hadamard = Hadamard::Auto;
-        /// Format in which partial sums of dQ are accumulated.
-        dq: Dq = Dq::Fp16;
+        /// It spreads outlier features over the head dimension. auto is on at head dimension 128,
+        /// for mxfp8 and nvfp4.
+        hadamard: Named<Hadamard> = Named(Hadamard::Auto);
+        /// All exact options: no result of a position depends on a later one, bit for bit.
+        ///
+        /// It stands for operand_scales token, ds_exponent row, dq fp16-causal and, for fp4, both
+        /// folds on, wherever those are left at auto.
+        exact: bool = false;
+        /// What a scale of Q, K, V or dO covers: a block of 32 tokens, or one token.
+        ///
+        /// With blocks, a later token can re-round those before it in its block. auto is block, and
+        /// token with exact.
+        operand_scales: Auto<OperandScales> = Auto::Auto;
+        /// What an exponent of dS covers: 32 queries by 32 keys, or 32 entries of one row.
+        ///
+        /// auto is square, and row with exact. fp4 has rows only.
+        ds_exponent: Auto<DsExponent> = Auto::Auto;
+        /// How partial sums of dQ are accumulated.
+        ///
+        /// fp16 has one power of two per document and head, fp16-causal one per query row that no
+        /// later key shows in. auto is fp16, and fp16-causal with exact.
+        dq: Auto<DqAccumulator> = Auto::Auto;
         /// Attention weights are scaled by 2^c before they are rounded to E4M3.
         ///
         /// More keeps smaller weights; c + tau must not pass log2(448), E4M3's largest number.
         c: usize = 4;
         /// How far, in powers of two, a row's maximum may rise before sums are rescaled to it.
+        ///
+        /// 0 is the exact running maximum.
         tau: f64 = 4.0;
+        /// How 2^x is evaluated in both passes.
+        ///
+        /// mitchell-p and schraudolph are for inference only, and refused by training.
+        exponential: Named<Exponential> = Named(Exponential::Exact);
+        /// Degree of the polynomial exponential, 2 to 5.
+        polynomial_degree: usize = 3;
+        /// Of every eight pairs of keys, how many the polynomial exponential evaluates, 0 to 8.
+        polynomial_eighths: usize = 4;
+        /// fp4: where V has a scale per key, on diagonal tiles or everywhere.
+        value_scales: Named<ValueScales> = Named(ValueScales::Diagonal);
+        /// fp4: whether dP reads V with per-key scales where the forward pass does; auto is on.
+        v_fold: AutoSwitch = AutoSwitch::Auto;
+        /// fp4: whether dQ reads K with per-key scales instead of groups of 32 keys; auto is on.
+        k_fold: AutoSwitch = AutoSwitch::Auto;
+        /// fp4: how the dS operand of dK is rounded; auto is stochastic.
+        dk_rounding: Auto<DkRounding> = Auto::Auto;
+        /// A defect to study, which makes attention wrong on purpose.
+        ///
+        /// unquantised-d takes D from the unquantised dO, output-d (fp4) from another V and P than those
+        /// of dS; tiling, p4-forward and exp-forward let the
+        /// two passes differ in another way; floor-exponents, per-tensor and grouped-v leak later
+        /// tokens into earlier ones; unclamped-polynomial and saturate drop a safeguard.
+        ablate: Ablate = Ablate(None);
     }
 
     eval: EvalSettings, "Evaluation" {

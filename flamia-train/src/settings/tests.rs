@@ -37,10 +37,22 @@ optim.eps | --optim-eps | FLAMIA_OPTIM_EPS | 1e-8 | 1e-6 | 1e-6
 optim.weight_decay | --optim-weight-decay | FLAMIA_OPTIM_WEIGHT_DECAY | 0.1 | 0 | 0.0
 optim.clip | --optim-clip | FLAMIA_OPTIM_CLIP | 1.0 | 0.5 | 0.5
 kernel.profile | --kernel-profile | FLAMIA_KERNEL_PROFILE | block-scaled | hopper | 'hopper'
+kernel.window | --kernel-window | FLAMIA_KERNEL_WINDOW | 0 | 64 | 64
 kernel.hadamard | --kernel-hadamard | FLAMIA_KERNEL_HADAMARD | auto | off | 'off'
-kernel.dq | --kernel-dq | FLAMIA_KERNEL_DQ | fp16 | fp32 | 'fp32'
+kernel.exact | --kernel-exact | FLAMIA_KERNEL_EXACT | false | true | true
+kernel.operand_scales | --kernel-operand-scales | FLAMIA_KERNEL_OPERAND_SCALES | auto | token | 'token'
+kernel.ds_exponent | --kernel-ds-exponent | FLAMIA_KERNEL_DS_EXPONENT | auto | row | 'row'
+kernel.dq | --kernel-dq | FLAMIA_KERNEL_DQ | auto | fp16-causal | 'fp16-causal'
 kernel.c | --kernel-c | FLAMIA_KERNEL_C | 4 | 3 | 3
 kernel.tau | --kernel-tau | FLAMIA_KERNEL_TAU | 4.0 | 4.5 | 4.5
+kernel.exponential | --kernel-exponential | FLAMIA_KERNEL_EXPONENTIAL | exact | polynomial | 'polynomial'
+kernel.polynomial_degree | --kernel-polynomial-degree | FLAMIA_KERNEL_POLYNOMIAL_DEGREE | 3 | 5 | 5
+kernel.polynomial_eighths | --kernel-polynomial-eighths | FLAMIA_KERNEL_POLYNOMIAL_EIGHTHS | 4 | 8 | 8
+kernel.value_scales | --kernel-value-scales | FLAMIA_KERNEL_VALUE_SCALES | diagonal | everywhere | 'everywhere'
+kernel.v_fold | --kernel-v-fold | FLAMIA_KERNEL_V_FOLD | auto | on | 'on'
+kernel.k_fold | --kernel-k-fold | FLAMIA_KERNEL_K_FOLD | auto | on | 'on'
+kernel.dk_rounding | --kernel-dk-rounding | FLAMIA_KERNEL_DK_ROUNDING | auto | stochastic | 'stochastic'
+kernel.ablate | --kernel-ablate | FLAMIA_KERNEL_ABLATE | none | unquantised-d | 'unquantised-d'
 eval.every | --eval-every | FLAMIA_EVAL_EVERY | 100 | 10 | 10
 eval.rows | --eval-rows | FLAMIA_EVAL_ROWS | 64 | 1 | 1
 eval.fraction | --eval-fraction | FLAMIA_EVAL_FRACTION | 0.05 | 0.5 | 0.5
@@ -51,6 +63,15 @@ log.every | --log-every | FLAMIA_LOG_EVERY | 1 | 5 | 5";
 fn surface() -> Vec<[&'static str; 6]> {
     let cells = |line: &'static str| line.split(" | ").collect::<Vec<_>>().try_into().unwrap();
     SURFACE.lines().map(cells).collect()
+}
+
+/// The attention that has the setting `path`: some are one path's only.
+fn attention_of(path: &str) -> &'static str {
+    match path {
+        "attention" => "reference",
+        "kernel.value_scales" | "kernel.v_fold" | "kernel.k_fold" | "kernel.dk_rounding" => "fp4",
+        _ => "mxfp8",
+    }
 }
 
 fn load(args: &[&str], env: &[(&str, &str)]) -> Result<Settings, SettingsError> {
@@ -102,12 +123,21 @@ fn the_public_surface_is_frozen() {
 
 #[test]
 fn every_setting_can_be_spelled_as_flag_variable_and_toml() {
-    let defaults = load(&[], &[]).unwrap();
     for [path, flag, variable, default, text, toml] in surface() {
-        let by_flag = load(&[flag, text], &[]).unwrap();
-        let by_equals = load(&[&format!("{flag}={text}")], &[]).unwrap();
-        let by_variable = load(&[], &[(variable, text)]).unwrap();
-        let by_file = Toml::new(&format!("{path} = {toml}"))
+        let file = Toml::new(&format!("attention = '{}'", attention_of(path)));
+        let config = file.path().display().to_string();
+        let load = |args: &[&str], env: &[(&str, &str)]| {
+            load(&[&["--config", &config], args].concat(), env).unwrap()
+        };
+        let defaults = without_origins(load(&[], &[]));
+        let by_flag = load(&[flag, text], &[]);
+        let by_equals = load(&[&format!("{flag}={text}")], &[]);
+        let by_variable = load(&[], &[(variable, text)]);
+        let other = match path {
+            "attention" => String::new(),
+            _ => format!("attention = '{}'\n", attention_of(path)),
+        };
+        let by_file = Toml::new(&format!("{other}{path} = {toml}"))
             .load(&[], &[])
             .unwrap();
 
@@ -294,7 +324,7 @@ fn wrong_types_are_refused_with_the_expected_type_and_the_value() {
     );
     assert_eq!(
         error(load(&[], &[("FLAMIA_ATTENTION", "mxfp4")])),
-        "environment FLAMIA_ATTENTION: attention must be one of reference, mxfp8, sdpa, \
+        "environment FLAMIA_ATTENTION: attention must be one of reference, mxfp8, nvfp4, fp4, sdpa, \
          found \"mxfp4\"",
     );
     assert!(error(load(&["--device", "cuda:-1"], &[])).contains("cuda:-1"));
@@ -345,15 +375,155 @@ fn broken_rules_name_the_fields_the_values_and_the_fix() {
         "steps = 20 (flag --steps) and optim.warmup = 21 (flag --optim-warmup): \
          the warm-up would be longer than the run; give --optim-warmup 2, or more --steps",
     );
-    let bound = error(load(&["--kernel-c", "8", "--kernel-tau", "2"], &[]));
+}
+
+/// What goes with what is the kernels' to say; the settings say where it was asked for.
+#[test]
+fn numerics_that_the_kernels_refuse_are_told_in_words_of_the_settings() {
+    let saturates = "kernel.c = 8 (flag --kernel-c) and kernel.tau = 2.0 (flag --kernel-tau): c + tau \
+        = 8 + 2 exceeds log2(448) = 8.807: probabilities would saturate silently; lower one of them";
+    let inference = "kernel.exponential = schraudolph (flag --kernel-exponential): the schraudolph \
+        exponential is for inference only";
+    for (args, told) in [
+        ("--kernel-c 8 --kernel-tau 2", saturates),
+        ("--attention sdpa --kernel-c 8 --kernel-tau 2", saturates),
+        (
+            "--kernel-polynomial-degree 6",
+            "kernel.polynomial_degree = 6 (flag --kernel-polynomial-degree): polynomial degree = 6 is \
+             out of range: 2 to 5",
+        ),
+        (
+            "--kernel-polynomial-eighths 9",
+            "kernel.polynomial_eighths = 9 (flag --kernel-polynomial-eighths): polynomial eighths = 9",
+        ),
+        ("--kernel-exponential schraudolph", inference),
+        (
+            "--attention fp4 --kernel-exponential mitchell-p",
+            "the mitchell-p exponential is for inference only",
+        ),
+        (
+            "--attention nvfp4 --kernel-profile hopper",
+            "attention = nvfp4 (flag --attention) and kernel.profile = hopper (flag \
+             --kernel-profile): profile hopper does not go with path nvfp4: Hopper has no 4-bit \
+             products; use `block-scaled`",
+        ),
+        (
+            "--kernel-v-fold on",
+            "attention = mxfp8 and kernel.v_fold = on (flag --kernel-v-fold): value_scales, v_fold, \
+             k_fold or dk_rounding does not go with path mxfp8: they are options of `fp4`",
+        ),
+        (
+            "--kernel-ablate grouped-v",
+            "kernel.ablate = grouped-v (flag --kernel-ablate): ablate grouped-v does not go with path \
+             mxfp8: it would change nothing there",
+        ),
+        (
+            "--attention sdpa --kernel-ablate unquantised-d",
+            "attention = sdpa (flag --attention) and kernel.ablate = unquantised-d",
+        ),
+        (
+            "--model-head-dim 96 --kernel-profile hopper",
+            "model.head_dim = 96 (flag --model-head-dim) and kernel.profile = hopper (flag \
+             --kernel-profile): head dimension 96 is not supported: use one of [64, 128]",
+        ),
+        (
+            "--kernel-exact --kernel-profile hopper",
+            "kernel.profile = hopper (flag --kernel-profile) and kernel.exact = true",
+        ),
+        (
+            "--kernel-exact --kernel-dq fp32",
+            "kernel.exact = true (flag --kernel-exact) and kernel.dq = fp32 (flag --kernel-dq): exact \
+             asks for operand_scales token",
+        ),
+    ] {
+        let args: Vec<_> = args.split_whitespace().collect();
+        let message = error(load(&args, &[]));
+        assert!(message.contains(told), "{args:?}\n{message}\n{told}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
+
+#[test]
+fn names_of_numerics_are_the_kernels_own() {
+    for (flag, near, expected) in [
+        ("--kernel-operand-scales", "tokens", "auto, block, token"),
+        ("--kernel-ds-exponent", "rows", "auto, square, row"),
+        (
+            "--kernel-dq",
+            "fp16_causal",
+            "auto, fp16, fp16-causal, fp32",
+        ),
+        (
+            "--kernel-exponential",
+            "poly",
+            "exact, polynomial, mitchell-p, schraudolph",
+        ),
+        ("--kernel-value-scales", "all", "diagonal, everywhere"),
+        ("--kernel-v-fold", "true", "auto, on, off"),
+        ("--kernel-k-fold", "yes", "auto, on, off"),
+        (
+            "--kernel-dk-rounding",
+            "random",
+            "auto, nearest, stochastic",
+        ),
+        (
+            "--kernel-ablate",
+            "d",
+            "none, tiling, unquantised-d, output-d, p4-forward, exp-forward, floor-exponents, \
+             per-tensor, grouped-v, unclamped-polynomial, saturate",
+        ),
+    ] {
+        let key = flag.replace("--kernel-", "kernel.").replace('-', "_");
+        assert_eq!(
+            error(load(&[flag, near], &[])),
+            format!("flag {flag}: {key} must be one of {expected}, found {near:?}"),
+        );
+    }
+    let flag = error(load(&["--kernel-ds-exponents", "row"], &[]));
+    assert!(flag.contains("'--kernel-ds-exponent'"), "{flag}");
+    let file = Toml::new("[kernel]\nds_exp = 'row'");
+    let unknown = error(file.load(&[], &[]));
     assert!(
-        bound.contains("kernel.c = 8 ") && bound.contains("kernel.tau = 2.0"),
-        "{bound}"
+        unknown.contains("kernel.ds_exp; the nearest is kernel.ds_exponent"),
+        "{unknown}"
     );
-    assert!(
-        bound.contains("c + tau = 10 passes log2(448) = 8.8074"),
-        "{bound}"
+}
+
+fn options(args: &str) -> flamia_kernels::Options {
+    let args: Vec<_> = args.split_whitespace().collect();
+    let settings = load(&args, &[]).unwrap();
+    match settings.attention {
+        Attention::Path(path) => settings.kernel.options(path),
+        Attention::Sdpa => panic!("{args:?}"),
+    }
+}
+
+#[test]
+fn what_is_left_at_auto_follows_the_path_and_exact() {
+    use flamia_kernels::{DkRounding, DqAccumulator, Mask, Options, Path};
+    for path in Path::ALL {
+        let plain = Options::new(path, Mask::Causal);
+        assert_eq!(options(&format!("--attention {path}")), plain);
+        assert_eq!(
+            options(&format!("--attention {path} --kernel-exact")),
+            plain.exact()
+        );
+    }
+    let fp4 = options("--attention fp4");
+    assert_eq!(
+        (fp4.v_fold, fp4.k_fold, fp4.dk_rounding),
+        (true, true, DkRounding::Stochastic)
     );
+    let changed = "--attention fp4 --kernel-v-fold off --kernel-k-fold off --kernel-dk-rounding \
+        nearest --kernel-dq fp32 --kernel-window 100";
+    let expected = Options {
+        v_fold: false,
+        k_fold: false,
+        dk_rounding: DkRounding::Nearest,
+        dq: DqAccumulator::Fp32,
+        ..Options::new(Path::Fp4, Mask::window(100))
+    };
+    assert_eq!(options(changed), expected);
 }
 
 #[test]
@@ -365,7 +535,8 @@ fn every_range_is_checked_at_its_ends() {
         ("--model-heads", "0", "2"),
         ("--model-kv-heads", "0", "1"),
         ("--model-kv-heads", "3", "2"),
-        ("--model-head-dim", "96", "128"),
+        ("--model-head-dim", "32", "96"),
+        ("--model-head-dim", "100", "256"),
         ("--model-ffn-dim", "0", "1"),
         ("--model-rope-theta", "0", "1"),
         ("--model-norm-eps", "0", "1e-9"),
@@ -417,8 +588,14 @@ fn all_problems_are_told_at_once() {
 
 #[test]
 fn settings_survive_a_round_trip_through_toml() {
-    let args: Vec<_> = surface().iter().flat_map(|row| [row[1], row[4]]).collect();
-    for args in [&args[..], &[]] {
+    // What goes with fp4, with every other setting that is no number format's.
+    let fp4: Vec<_> = surface()
+        .iter()
+        .filter(|row| row[0] != "attention" && row[0] != "kernel.profile")
+        .flat_map(|row| [row[1], row[4]])
+        .chain(["--attention", "fp4"])
+        .collect();
+    for args in [&fp4[..], &["--kernel-profile", "hopper"], &[]] {
         let original = load(args, &[]).unwrap();
         let copy = Toml::new(&original.to_toml().unwrap())
             .load(&[], &[])
@@ -474,7 +651,7 @@ fn help_teaches_every_setting() {
         "Model",
         "Batch",
         "Optimiser (AdamW)",
-        "MXFP8 attention",
+        "Attention numerics",
         "Evaluation",
     ] {
         assert!(help.contains(&format!("\n{group}:\n")), "{group}\n{help}");

@@ -15,11 +15,24 @@ impl Settings {
         };
         check.ranges();
         check.combinations();
+        check.problems.extend(self.numerics_problem());
         if check.problems.is_empty() {
             Ok(())
         } else {
             Err(SettingsError::Invalid(check.problems))
         }
+    }
+
+    /// The settings of the keys that `wanted` picks: key, value and, unless a default, origin.
+    pub(super) fn fields(
+        &self,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Vec<(&'static str, String, Option<String>)> {
+        let values = self.values().into_iter();
+        values
+            .filter(|(key, _)| wanted(key.path))
+            .map(|(key, value)| (key.path, value, self.origin(key.path).map(str::to_string)))
+            .collect()
     }
 }
 
@@ -39,19 +52,10 @@ impl Check<'_> {
         if holds {
             return;
         }
-        let values = self.settings.values().into_iter();
-        let fields = values.filter(|(key, _)| keys.contains(&key.path));
-        let fields = fields.map(|(key, value)| {
-            (
-                key.path,
-                value,
-                self.settings.origin(key.path).map(str::to_string),
-            )
-        });
         self.problems.push(Problem {
-            fields: fields.collect(),
+            fields: self.settings.fields(|path| keys.contains(&path)),
             rule: rule.into(),
-            fix: fix.into(),
+            fix: Some(fix.into()),
         });
     }
 
@@ -60,7 +64,6 @@ impl Check<'_> {
             model,
             batch,
             optim,
-            kernel,
             eval,
             checkpoint,
             log,
@@ -89,12 +92,6 @@ impl Check<'_> {
             );
         }
         self.rule(
-            matches!(model.head_dim, 64 | 128),
-            &["model.head_dim"],
-            "the attention is built for head dimensions 64 and 128",
-            "give one of them",
-        );
-        self.rule(
             batch.row_tokens >= 2,
             &["batch.row_tokens"],
             "a row must hold a token and the next one to predict",
@@ -116,13 +113,13 @@ impl Check<'_> {
                 "give a positive number",
             );
         }
-        for (key, value) in [
-            ("optim.weight_decay", optim.weight_decay),
-            ("kernel.tau", kernel.tau),
-        ] {
-            let holds = value.is_finite() && value >= 0.0;
-            self.rule(holds, &[key], "it must not be below 0", "give 0 or more");
-        }
+        let decay = optim.weight_decay;
+        self.rule(
+            decay.is_finite() && decay >= 0.0,
+            &["optim.weight_decay"],
+            "it must not be below 0",
+            "give 0 or more",
+        );
         for (key, value) in [("optim.beta1", optim.beta1), ("optim.beta2", optim.beta2)] {
             let holds = (0.0..1.0).contains(&value);
             self.rule(
@@ -148,12 +145,7 @@ impl Check<'_> {
 
     /// What must go together; a value that is out of range is not told twice.
     fn combinations(&mut self) {
-        let Settings {
-            model,
-            optim,
-            kernel,
-            ..
-        } = self.settings;
+        let Settings { model, optim, .. } = self.settings;
         let steps = self.settings.steps;
         let divisors = (1..=model.heads.min(1024)).filter(|n| model.heads.is_multiple_of(*n));
         let divisors: Vec<_> = divisors.map(|n| n.to_string()).collect();
@@ -168,17 +160,6 @@ impl Check<'_> {
             &["steps", "optim.warmup"],
             "the warm-up would be longer than the run",
             format!("give --optim-warmup {}, or more --steps", steps / 10),
-        );
-        let bound = 448_f64.log2();
-        let sum = kernel.c as f64 + kernel.tau;
-        self.rule(
-            sum <= bound,
-            &["kernel.c", "kernel.tau"],
-            format!(
-                "c + tau = {sum} passes log2(448) = {bound:.4}, so that attention weights of up to \
-                 2^(c + tau) would be clamped to E4M3's largest number without a sign",
-            ),
-            "lower one of them; 4 and 4 are the defaults",
         );
     }
 }

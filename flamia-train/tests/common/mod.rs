@@ -4,13 +4,16 @@
 pub mod plain_llama;
 pub mod run;
 
-use flamia_sched::Documents;
+use flamia_sched::{Documents, Mask};
 use flamia_train::attention::Attention;
 use flamia_train::checkpoint::{TrainState, Validation};
 use flamia_train::model::{Model, ModelShape, Params};
 use flamia_train::settings::Settings;
 use flamia_train::summary::Versions;
 use tch::{Device, Tensor};
+
+/// The baseline.
+pub const CAUSAL_SDPA: Attention = Attention::Sdpa { mask: Mask::Causal };
 
 /// A model small enough for finite differences, with every feature: grouped heads, a head
 /// dimension that is not `dim / heads`, an untied output head.

@@ -108,6 +108,14 @@ impl LowBit {
     }
 }
 
+impl LowBit {
+    /// Whether dS is made of the forward pass's P, where that is rounded to 4 bits (paper, section
+    /// 3.3: the backward pass rebuilds what the forward pass used).
+    fn rebuilds_p(&self) -> bool {
+        self.p_forward == Element::E2M1 && self.p_backward == Element::E2M1
+    }
+}
+
 /// Rounds to E4M3 and counts what had to be clamped.
 #[inline(always)]
 pub(crate) fn round_codes(values: &mut [f32]) -> u64 {
@@ -195,9 +203,42 @@ impl BlockScheme for LowBit {
         self.row_probabilities(scores, max, visible, fold)
     }
 
+    /// With an integer reference the scales of a 4-bit P are powers of two, and P does not depend on
+    /// when the reference moved: the backward pass rebuilds it from the scores alone.
+    #[inline(always)]
+    fn reference(&self, max: f32) -> f32 {
+        match self.p_forward {
+            Element::E4M3 => max,
+            Element::E2M1 => max.ceil(),
+        }
+    }
+
     #[inline(always)]
     fn exp2(&self, x: &mut [f32]) {
         self.exp_backward.apply(x);
+    }
+
+    #[inline(always)]
+    fn rebuild(
+        &self,
+        p: &mut [f32],
+        scores: &[f32],
+        lse2: f32,
+        visible: &Range<usize>,
+        fold: Option<(&Fold<f32>, usize)>,
+    ) -> bool {
+        let rebuilds = self.rebuilds_p();
+        if rebuilds {
+            self.rebuild_row(p, scores, lse2, visible, fold);
+        }
+        rebuilds
+    }
+
+    /// The rounded probabilities do not sum to 1, and V is another one in dP than in the output: with
+    /// D from the output, the rows of dS would not sum to 0 by far.
+    #[inline(always)]
+    fn sums_d(&self) -> bool {
+        self.rebuilds_p() && self.ablate != Some(Ablation::OutputD)
     }
 
     #[inline(always)]
@@ -224,7 +265,9 @@ impl BlockScheme for LowBit {
         k: &Prepared<f32>,
         mask: Mask,
     ) -> Vec<f32> {
-        prescale::prescales(self.dq, d_o, v, k, mask)
+        // Rounding at most doubles a magnitude: dS, and P inside it if that is the rounded one.
+        let roundings = if self.rebuilds_p() { 2 } else { 1 };
+        prescale::prescales(self.dq, roundings, d_o, v, k, mask)
     }
 
     #[inline(always)]

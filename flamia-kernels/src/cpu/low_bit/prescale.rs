@@ -11,11 +11,13 @@ use crate::options::DqAccumulator;
 ///
 /// A partial sum of row i is bounded by Σ_j |dS_ij| |K_jc| with dS = P ∘ (dP - D): |dP| is at most
 /// ‖dO_i‖ max‖V‖. Rounding to nearest at most doubles a magnitude: P inside O, so that
-/// |D| <= 2 ‖dO_i‖ max‖V‖, and dS itself. The P of a row sum to 1. That makes 6 ‖dO_i‖ max‖V‖ max|K|;
-/// the factor of 8 leaves room for the arithmetic's own rounding.
+/// |D| <= 2 ‖dO_i‖ max‖V‖, and whatever of P and dS is rounded here, `roundings` times. The P of a row
+/// sum to 1. That makes 3 · 2^roundings ‖dO_i‖ max‖V‖ max|K|; a factor of 4 instead of 3 leaves room
+/// for the arithmetic's own rounding.
 #[inline(always)]
 pub(super) fn prescales(
     accumulator: DqAccumulator,
+    roundings: i32,
     d_o: &Prepared<f32>,
     v: &Prepared<f32>,
     k: &Prepared<f32>,
@@ -42,12 +44,12 @@ pub(super) fn prescales(
         DqAccumulator::Fp16 => {
             let norm = norms.iter().copied().fold(0.0, f64::max);
             let bound = bounds.last().copied().unwrap_or(0.0);
-            prescales.fill(power_of_two(norm * bound));
+            prescales.fill(power_of_two(norm * bound, roundings));
         }
         DqAccumulator::Fp16Causal => {
             for (row, prescale) in prescales[..len].iter_mut().enumerate() {
                 let last = visible_keys(row, len, mask).end - 1;
-                *prescale = power_of_two(norms[row] * bounds[last]);
+                *prescale = power_of_two(norms[row] * bounds[last], roundings);
             }
         }
     }
@@ -64,12 +66,12 @@ fn largest(operand: &Prepared<f32>, row: usize) -> [f64; 2] {
         })
 }
 
-/// The largest power of two that brings 8 times `bound` under 2^15; 1 without a bound.
+/// The largest power of two that brings 4 · 2^roundings · `bound` under 2^15; 1 without a bound.
 #[inline(always)]
-fn power_of_two(bound: f64) -> f32 {
+fn power_of_two(bound: f64, roundings: i32) -> f32 {
     if bound > 0.0 && bound.is_finite() {
         // Clamped so that the factor and its inverse are normal numbers.
-        pow2((15 - (8.0 * bound).log2().ceil() as i32).clamp(-126, 126))
+        pow2((13 - roundings - bound.log2().ceil() as i32).clamp(-126, 126))
     } else {
         1.0
     }

@@ -8,9 +8,10 @@ use flamia_sched::TILE;
 
 use super::{LowBit, round_codes};
 use crate::cpu::block::Block;
+use crate::cpu::exponential::Exp2;
 use crate::cpu::gemm::PAD;
 use crate::cpu::operands::Fold;
-use crate::cpu::real::Real;
+use crate::cpu::real::{Real, exp2_f32};
 use crate::cpu::softmax::{fill_outside, lane_total, largest, relative};
 use crate::options::Ablation;
 
@@ -26,10 +27,10 @@ impl LowBit {
         visible: &Range<usize>,
         fold: Option<(&Fold<f32>, usize)>,
     ) -> (f32, u64) {
-        relative(scores, max, self.c);
         match self.p_forward {
             Element::E4M3 => {
-                self.exponentiate(scores, visible);
+                relative(scores, max, self.c);
+                self.exponentiate(scores, self.exp_forward, visible);
                 let sum = lane_total(scores);
                 let clamped = match fold {
                     None => round_codes(scores),
@@ -38,50 +39,86 @@ impl LowBit {
                 (sum, clamped)
             }
             Element::E2M1 => {
-                let mut logarithms = [0.0; TILE];
-                let logarithms = &mut logarithms[..scores.len()];
-                logarithms.copy_from_slice(scores);
-                self.exponentiate(scores, visible);
+                let mut rounded = [0.0; TILE];
+                let rounded = &mut rounded[..scores.len()];
+                rounded.copy_from_slice(scores);
+                let clamped = self.round_groups(rounded, self.exp_forward, max, visible, fold);
+                relative(scores, max, self.c);
+                self.exponentiate(scores, self.exp_forward, visible);
                 let sum = lane_total(scores);
-                if let Some((fold, key)) = fold {
-                    let exponents = &fold.exponents[key..];
-                    for key in visible.clone() {
-                        logarithms[key] += exponents[key];
-                    }
-                }
-                let clamped = self.round_groups(logarithms, visible);
-                scores.copy_from_slice(logarithms);
+                scores.copy_from_slice(rounded);
                 (sum, clamped)
             }
         }
     }
 
+    /// The forward pass's 4-bit P, normalised, from the scores of a row; V's scales taken out again.
     #[inline(always)]
-    fn exponentiate(&self, x: &mut [f32], visible: &Range<usize>) {
-        self.exp_forward.apply(x);
+    pub(super) fn rebuild_row(
+        &self,
+        p: &mut [f32],
+        scores: &[f32],
+        lse2: f32,
+        visible: &Range<usize>,
+        fold: Option<(&Fold<f32>, usize)>,
+    ) {
+        p.copy_from_slice(scores);
+        fill_outside(p, visible, f32::NEG_INFINITY);
+        // Near the reference of the forward pass; any integer gives the same codes.
+        let reference = lse2.ceil();
+        self.round_groups(p, self.exp_backward, reference, visible, fold);
+        let normalise = exp2_f32(reference - lse2);
+        match fold {
+            None => p.iter_mut().for_each(|p| *p *= normalise),
+            Some((fold, key)) => {
+                for (p, exponent) in p.iter_mut().zip(&fold.exponents[key..]) {
+                    // A token of zeros has no P left to unfold.
+                    let unfold = exp2_f32(-exponent.max(-126.0));
+                    *p *= unfold * normalise;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn exponentiate(&self, x: &mut [f32], exp2: Exp2, visible: &Range<usize>) {
+        exp2.apply(x);
         if self.ablate == Some(Ablation::UnclampedPolynomial) {
             // It would give masked keys, at -∞, any weight; that is not what the ablation is about.
             fill_outside(x, visible, 0.0);
         }
     }
 
-    /// E2M1 with one power of two per 32 keys, in the log domain: the largest logarithm of a group
-    /// sets its exponent, which is subtracted from the exponential's argument (paper, section
-    /// 3.5.2).
+    /// E2M1 of 2^(score - reference) times V's scales, with one power of two per 32 keys, in the log
+    /// domain: the largest logarithm of a group sets its exponent, which is subtracted from the
+    /// exponential's argument (paper, section 3.5.2). `reference` is an integer.
     #[inline(always)]
-    fn round_groups(&self, logarithms: &mut [f32], visible: &Range<usize>) -> u64 {
+    fn round_groups(
+        &self,
+        scores: &mut [f32],
+        exp2: Exp2,
+        reference: f32,
+        visible: &Range<usize>,
+        fold: Option<(&Fold<f32>, usize)>,
+    ) -> u64 {
+        if let Some((fold, key)) = fold {
+            let exponents = &fold.exponents[key..][visible.clone()];
+            for (score, exponent) in scores[visible.clone()].iter_mut().zip(exponents) {
+                *score += exponent;
+            }
+        }
         let mut clamped = 0u32;
-        for (index, group) in logarithms.chunks_exact_mut(PAD).enumerate() {
+        for (index, group) in scores.chunks_exact_mut(PAD).enumerate() {
             let max = largest(group);
             let exponent = match self.rule {
                 ExponentRule::Up => (max - LOG2_6).ceil(),
                 ExponentRule::Floor => max.floor() - 2.0,
             };
-            // Past both ends lies nothing that counts: P is at most 2^tau, V's exponents at most 120.
+            // A group that nothing is seen of has no exponent: any will do.
             let exponent = if max > f32::NEG_INFINITY {
-                exponent.clamp(-400.0, 126.0)
+                exponent
             } else {
-                0.0
+                reference
             };
             for x in group.iter_mut() {
                 *x -= exponent;
@@ -89,8 +126,8 @@ impl LowBit {
             let first = index * PAD;
             let seen = visible.start.clamp(first, first + PAD) - first
                 ..visible.end.clamp(first, first + PAD) - first;
-            self.exponentiate(group, &seen);
-            let up = pow2(exponent as i32);
+            self.exponentiate(group, exp2, &seen);
+            let up = pow2((exponent - reference) as i32);
             for x in group {
                 clamped += u32::from(*x > E2M1::MAX);
                 *x = e2m1::round(*x) * up;

@@ -1,0 +1,3 @@
+//! How fast each path of attention is.
+
+pub mod cpu;

@@ -1,0 +1,115 @@
+//! What settings describe, before anything of a run's folder is looked at: device, data, model.
+
+use datasets::Dataset;
+use tch::Device;
+
+use crate::data;
+use crate::device;
+use crate::error::TrainError;
+use crate::model::{Model, ModelShape, Params};
+use crate::optim::{AdamW, AdamWConfig};
+use crate::schedule::Schedule;
+use crate::settings::Settings;
+
+/// Where a run computes and what it learns from.
+pub struct Parts {
+    /// Where tensors live.
+    pub device: Device,
+    /// The device in words, and why that one.
+    pub device_words: String,
+    /// CPU threads, of torch and of the attention.
+    pub threads: usize,
+    /// The data, opened.
+    pub dataset: Dataset,
+    /// A line about the built-in corpus, if that is the data.
+    pub corpus: Option<String>,
+}
+
+impl Parts {
+    /// Takes threads and device and opens the data.
+    ///
+    /// # Errors
+    /// [`TrainError`].
+    pub fn new(settings: &Settings) -> Result<Self, TrainError> {
+        let threads = set_threads(settings.threads)?;
+        let (device, device_words) = device::choose(settings.device)?;
+        let (dataset, corpus) = data::open(settings)?;
+        Ok(Self {
+            device,
+            device_words,
+            threads,
+            dataset,
+            corpus,
+        })
+    }
+
+    /// The model of `settings` as it begins, and its optimiser.
+    ///
+    /// # Errors
+    /// [`TrainError`].
+    pub fn model(&self, settings: &Settings) -> Result<(Model, AdamW), TrainError> {
+        let vocab = self.dataset.tokenizer().vocab_size();
+        let model = build_model(settings, vocab, self.device)?;
+        let optimizer = AdamW::new(adamw(settings), &model.params)?;
+        Ok((model, optimizer))
+    }
+}
+
+/// The learning rates of `settings`.
+pub fn schedule(settings: &Settings) -> Schedule {
+    Schedule {
+        peak: settings.optim.lr,
+        warmup: settings.optim.warmup as u64,
+        steps: settings.steps as u64,
+        min_ratio: settings.optim.min_lr_ratio,
+    }
+}
+
+/// Gives torch and the attention their threads; 0 means all cores.
+fn set_threads(asked: usize) -> Result<usize, TrainError> {
+    let threads = match asked {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        asked => asked,
+    };
+    tch::set_num_threads(threads as i32);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build_global();
+    let running = rayon::current_num_threads();
+    if pool.is_err() && running != threads {
+        return Err(TrainError::Threads {
+            asked: threads,
+            running,
+        });
+    }
+    Ok(threads)
+}
+
+fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Model, TrainError> {
+    let model = &settings.model;
+    let shape = ModelShape {
+        vocab,
+        dim: model.dim,
+        layers: model.layers,
+        heads: model.heads,
+        kv_heads: model.kv_heads,
+        head_dim: model.head_dim,
+        ffn_dim: model.ffn_dim,
+        rope_theta: model.rope_theta,
+        norm_eps: model.norm_eps,
+        tied: model.tied,
+    };
+    shape.check()?;
+    let params = Params::init(&shape.parameters(model.init_std), settings.seed, device)?;
+    Ok(Model { shape, params })
+}
+
+fn adamw(settings: &Settings) -> AdamWConfig {
+    let optim = &settings.optim;
+    AdamWConfig {
+        beta1: optim.beta1,
+        beta2: optim.beta2,
+        eps: optim.eps,
+        weight_decay: optim.weight_decay,
+    }
+}
