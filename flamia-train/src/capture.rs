@@ -230,8 +230,7 @@ pub fn capture(run: &Path, out: &Path) -> Result<Captured, CaptureError> {
         .identity()
         .check(&state.data_identity)
         .map_err(|error| TrainError::from(DataError::from(error)))?;
-    let batches =
-        validation_batches(&parts.dataset, &settings, parts.device).map_err(TrainError::from)?;
+    let batches = validation_batches(&parts.dataset, &settings, parts.device)?;
     let batch = batches.first().ok_or(CaptureError::NoRows)?;
     let attention = Attention::new(&settings).at(state.step, 0);
     let activations = Activations::of(&model, batch, &attention)?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use datasets::Position;
 use flamia_kernels::{Ablation, Options};
 use flamia_train::attention::Attention;
-use flamia_train::batch::{BatchError, MicroBatch};
+use flamia_train::batch::MicroBatch;
 use flamia_train::capture::{Activations, CaptureError, Layer};
 use flamia_train::data::{DataError, validation_batches};
 use flamia_train::error::TrainError;
@@ -192,8 +192,7 @@ impl Consistency {
         let (mut model, mut optimizer) = parts.model(settings)?;
         let attention = Attention::new(settings);
         let lr = schedule(settings);
-        let validation =
-            validation_batches(&parts.dataset, settings, parts.device).map_err(TrainError::from)?;
+        let validation = validation_batches(&parts.dataset, settings, parts.device)?;
         let sample = validation.first().ok_or(CaptureError::NoRows)?;
         let mut data = parts
             .dataset
@@ -230,11 +229,11 @@ impl Consistency {
             }
             let batches = (0..settings.batch.accumulate)
                 .map(|_| {
-                    let rows: Vec<_> = data.by_ref().take(settings.batch.rows).collect();
-                    MicroBatch::new(&rows, parts.device)
+                    let rows: Result<Vec<_>, _> = data.by_ref().take(settings.batch.rows).collect();
+                    let rows = rows.map_err(DataError::from)?;
+                    Ok(MicroBatch::new(&rows, parts.device)?)
                 })
-                .collect::<Result<Vec<_>, BatchError>>()
-                .map_err(TrainError::from)?;
+                .collect::<Result<Vec<_>, TrainError>>()?;
             let report = train_step(
                 &mut model,
                 &mut optimizer,
