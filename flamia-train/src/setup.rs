@@ -128,7 +128,12 @@ impl Trainer {
             Some(saved) => continued(saved, fresh, settings.steps as u64, &folder)?,
             None => fresh,
         };
-        let rows = dataset.stream_from(state.data).map_err(DataError::from)?;
+        // One thread makes rows while the step computes; few of them, since a row is made in
+        // microseconds.
+        let rows = dataset
+            .stream_from(state.data)
+            .and_then(|rows| rows.prefetch(1, 2 * settings.batch.rows))
+            .map_err(DataError::from)?;
         let validation = data::validation_batches(&dataset, &settings, device)?;
 
         // Only now: everything that can be refused has been.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use datasets::{Row, RowStream};
+use datasets::{PrefetchedRows, Row};
 use tch::Device;
 
 use crate::attention::Attention;
@@ -50,7 +50,7 @@ pub struct Trainer {
     pub(crate) optimizer: AdamW,
     pub(crate) schedule: Schedule,
     pub(crate) attention: Attention,
-    pub(crate) rows: RowStream,
+    pub(crate) rows: PrefetchedRows,
     pub(crate) validation: Vec<MicroBatch>,
     pub(crate) data_counts: BTreeMap<String, u64>,
     pub(crate) checkpoints: Checkpoints,
@@ -69,6 +69,8 @@ struct Turn {
     lr: f64,
     packing: Packing,
     seconds: f64,
+    /// Of `seconds`, waiting for rows and laying them out.
+    data_seconds: f64,
 }
 
 impl Trainer {
@@ -171,6 +173,7 @@ impl Trainer {
                 Ok(MicroBatch::new(&rows, self.device)?)
             })
             .collect::<Result<Vec<_>, TrainError>>()?;
+        let data_seconds = start.elapsed().as_secs_f64();
         let lr = self.schedule.lr(self.state.step);
         let report = train_step(
             &mut self.model,
@@ -192,6 +195,7 @@ impl Trainer {
             report,
             lr,
             packing,
+            data_seconds,
             seconds: start.elapsed().as_secs_f64(),
         })
     }
@@ -212,6 +216,7 @@ impl Trainer {
                 ("train/lr", turn.lr),
                 ("train/grad_norm", turn.report.grad_norm),
                 ("train/tokens_per_s", loss.tokens as f64 / turn.seconds),
+                ("data/seconds_per_step", turn.data_seconds),
                 ("data/documents_per_row", turn.packing.documents_per_row()),
                 ("data/padding_share", turn.packing.padding_share()),
                 ("data/longest_document", turn.packing.longest as f64),

@@ -72,14 +72,19 @@ pub fn bench(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
 pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let ready = libtorch::set_up(here)?;
-    // Apart from the others: built with them, xtask would get the trainer's torch feature, and need
-    // the libtorch that it is there to find.
-    let apart = ["--package", "xtask"].as_slice();
-    let others = ["--workspace", "--exclude", "xtask"]
+    // Apart from the others: built with them, these would get the trainer's torch feature, and need
+    // the libtorch that xtask is there to find.
+    let torchless = ["xtask", "flamia-bench"];
+    let apart: Vec<_> = torchless
+        .iter()
+        .flat_map(|name| ["--package", name])
+        .collect();
+    let others: Vec<_> = ["--workspace"]
         .into_iter()
+        .chain(torchless.iter().flat_map(|name| ["--exclude", name]))
         .chain(PROBES_WITH_TORCH)
-        .collect::<Vec<_>>();
-    for packages in [apart, &others] {
+        .collect();
+    for packages in [apart, others] {
         let mut cargo = cargo(here, &ready)?;
         cargo.args(["test", "--release"]).args(packages).args(args);
         let code = run(&mut cargo)?;
@@ -266,8 +271,8 @@ mod tests {
         let asked = std::fs::read_to_string(machine.path("asked")).unwrap();
         let libtorch = machine.path("lib torch").display().to_string();
         let wanted = [
-            "--package xtask",
-            "--workspace --exclude xtask --features flamia-probe/torch",
+            "--package xtask --package flamia-bench",
+            "--workspace --exclude xtask --exclude flamia-bench --features flamia-probe/torch",
         ]
         .map(|packages| format!("{libtorch}: test --release {packages} -- --nocapture\n"))
         .concat();
