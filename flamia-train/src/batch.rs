@@ -45,7 +45,15 @@ impl MicroBatch {
     pub fn new(rows: &[Row], device: Device) -> Result<Self, BatchError> {
         let tensor = |of: fn(&Row) -> &[i64]| {
             let values: Vec<i64> = rows.iter().flat_map(of).copied().collect();
-            Tensor::f_from_slice(&values)?.f_to_device(device)
+            let host = Tensor::f_from_slice(&values)?;
+            if !device.is_cuda() {
+                return host.f_to_device(device);
+            }
+            // From pinned memory the copy runs beside what the GPU is doing; torch keeps the memory
+            // until the stream has passed it.
+            let (kind, non_blocking, copy) = (host.kind(), true, false);
+            host.f_pin_memory(device)?
+                .f_to_device_(device, kind, non_blocking, copy)
         };
         let documents = rows
             .iter()

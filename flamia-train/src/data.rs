@@ -5,14 +5,14 @@ use std::path::Path;
 
 use datasets::tokenizer::SpecialIds;
 use datasets::{
-    CorpusError, Dataset, DatasetError, DatasetReport, OpenOptions, ProgressLine, Tokenizer,
-    TokenizerError, corpus,
+    CorpusError, Dataset, DatasetError, DatasetReport, OpenOptions, Packing, ProgressLine,
+    Tokenizer, TokenizerError, corpus,
 };
 use tch::Device;
 
 use crate::batch::MicroBatch;
 use crate::error::TrainError;
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 
 /// Where the built-in corpus is kept, beside what cargo builds.
 const CORPUS_CACHE: &str = "target/corpus";
@@ -47,6 +47,10 @@ pub fn open(settings: &Settings) -> Result<(Dataset, Option<String>), DataError>
     };
     let options = OpenOptions {
         seed: settings.seed,
+        packing: match settings.batch.packing {
+            settings::Packing::BestFit => Packing::BestFit,
+            settings::Packing::Concat => Packing::Concat,
+        },
         validation_fraction: settings.eval.fraction,
         ..OpenOptions::new(settings.batch.row_tokens)
     };

@@ -25,7 +25,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 pub use choice::{
-    Ablate, Attention, Auto, AutoSwitch, Device, KernelName, Named, Spelled, UnknownName,
+    Ablate, Attention, Auto, AutoSwitch, Device, KernelName, Named, Packing, Spelled, UnknownName,
 };
 pub use error::{Problem, SettingsError};
 pub use flags::command;

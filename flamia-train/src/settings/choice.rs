@@ -204,6 +204,47 @@ impl Spelled for AutoSwitch {
 
 serde_by_name!(AutoSwitch);
 
+/// How documents are laid into rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Packing {
+    /// Whole documents, the longest that fits first; only those longer than a row are cut.
+    BestFit,
+    /// One after another, cut at row ends.
+    Concat,
+}
+
+impl Packing {
+    const ALL: [(Self, &'static str); 2] = [(Self::BestFit, "best-fit"), (Self::Concat, "concat")];
+}
+
+impl fmt::Display for Packing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BestFit => "best-fit",
+            Self::Concat => "concat",
+        })
+    }
+}
+
+impl FromStr for Packing {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        let found = Self::ALL.iter().find(|(_, spelling)| *spelling == name);
+        found
+            .map(|(packing, _)| *packing)
+            .ok_or_else(|| unknown::<Self>(name))
+    }
+}
+
+impl Spelled for Packing {
+    fn spellings() -> Vec<&'static str> {
+        Self::ALL.map(|(_, spelling)| spelling).to_vec()
+    }
+}
+
+serde_by_name!(Packing);
+
 /// Which attention every layer calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Attention {

@@ -12,7 +12,7 @@ use flamia_kernels::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::choice::{Ablate, Attention, Auto, AutoSwitch, Device, Named};
+use super::choice::{Ablate, Attention, Auto, AutoSwitch, Device, Named, Packing};
 use super::key::{Key, Setting, settings_table};
 
 settings_table! {
@@ -89,6 +89,11 @@ settings_table! {
         rows: usize = 4;
         /// Micro-batches whose gradients make one optimiser step.
         accumulate: usize = 1;
+        /// How training documents are laid into rows.
+        ///
+        /// best-fit keeps documents whole unless they are longer than a row, and pads a little;
+        /// concat lays them one after another and cuts them at row ends.
+        packing: Packing = Packing::BestFit;
     }
 
     optim: OptimSettings, "Optimiser (AdamW)" {

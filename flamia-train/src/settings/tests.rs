@@ -28,6 +28,7 @@ model.init_std | --model-init-std | FLAMIA_MODEL_INIT_STD | 0.05 | 0.01 | 0.01
 batch.row_tokens | --batch-row-tokens | FLAMIA_BATCH_ROW_TOKENS | 512 | 2 | 2
 batch.rows | --batch-rows | FLAMIA_BATCH_ROWS | 4 | 1 | 1
 batch.accumulate | --batch-accumulate | FLAMIA_BATCH_ACCUMULATE | 1 | 8 | 8
+batch.packing | --batch-packing | FLAMIA_BATCH_PACKING | best-fit | concat | 'concat'
 optim.lr | --optim-lr | FLAMIA_OPTIM_LR | 0.002 | 3e-4 | 3e-4
 optim.min_lr_ratio | --optim-min-lr-ratio | FLAMIA_OPTIM_MIN_LR_RATIO | 0.1 | 0 | 0
 optim.warmup | --optim-warmup | FLAMIA_OPTIM_WARMUP | 150 | 0 | 0
