@@ -61,6 +61,36 @@ macro_rules! serde_by_name {
     };
 }
 
+/// Spells a type whose variants are words of the settings alone.
+macro_rules! words {
+    ($Name:ident { $($Variant:ident = $word:literal),+ }) => {
+        impl fmt::Display for $Name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$Variant => $word,)+ })
+            }
+        }
+
+        impl FromStr for $Name {
+            type Err = UnknownName;
+
+            fn from_str(name: &str) -> Result<Self, UnknownName> {
+                match name {
+                    $($word => Ok(Self::$Variant),)+
+                    _ => Err(unknown::<Self>(name)),
+                }
+            }
+        }
+
+        impl Spelled for $Name {
+            fn spellings() -> Vec<&'static str> {
+                vec![$($word),+]
+            }
+        }
+
+        serde_by_name!($Name);
+    };
+}
+
 /// An option of the kernels that has names.
 pub trait KernelName: Copy + fmt::Display + FromStr<Err = AttentionError> {
     /// The names, as the kernels list them where they refuse one.
@@ -161,10 +191,9 @@ pub enum AutoSwitch {
     Off,
 }
 
-impl AutoSwitch {
-    const ALL: [(Self, &'static str); 3] =
-        [(Self::Auto, "auto"), (Self::On, "on"), (Self::Off, "off")];
+words!(AutoSwitch { Auto = "auto", On = "on", Off = "off" });
 
+impl AutoSwitch {
     /// Whether it is on, or else `default`.
     pub fn unwrap_or(self, default: bool) -> bool {
         match self {
@@ -175,35 +204,6 @@ impl AutoSwitch {
     }
 }
 
-impl fmt::Display for AutoSwitch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::On => "on",
-            Self::Off => "off",
-        })
-    }
-}
-
-impl FromStr for AutoSwitch {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let found = Self::ALL.iter().find(|(_, spelling)| *spelling == name);
-        found
-            .map(|(switch, _)| *switch)
-            .ok_or_else(|| unknown::<Self>(name))
-    }
-}
-
-impl Spelled for AutoSwitch {
-    fn spellings() -> Vec<&'static str> {
-        Self::ALL.map(|(_, spelling)| spelling).to_vec()
-    }
-}
-
-serde_by_name!(AutoSwitch);
-
 /// How documents are laid into rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Packing {
@@ -213,37 +213,7 @@ pub enum Packing {
     Concat,
 }
 
-impl Packing {
-    const ALL: [(Self, &'static str); 2] = [(Self::BestFit, "best-fit"), (Self::Concat, "concat")];
-}
-
-impl fmt::Display for Packing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::BestFit => "best-fit",
-            Self::Concat => "concat",
-        })
-    }
-}
-
-impl FromStr for Packing {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let found = Self::ALL.iter().find(|(_, spelling)| *spelling == name);
-        found
-            .map(|(packing, _)| *packing)
-            .ok_or_else(|| unknown::<Self>(name))
-    }
-}
-
-impl Spelled for Packing {
-    fn spellings() -> Vec<&'static str> {
-        Self::ALL.map(|(_, spelling)| spelling).to_vec()
-    }
-}
-
-serde_by_name!(Packing);
+words!(Packing { BestFit = "best-fit", Concat = "concat" });
 
 /// Which attention every layer calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -16,7 +16,6 @@ use std::ops::Range;
 
 use flamia_format::e4m3;
 use flamia_format::exponent::{ExponentRule, pow2};
-use flamia_format::quantize_token_blocks_in_place;
 use flamia_format::ue8m0::Ue8m0;
 use flamia_sched::Mask;
 use rayon::prelude::*;
@@ -27,7 +26,7 @@ use self::queries::{QueryGradients, QueryHead};
 use super::backward::RowSums;
 use super::forward::TileOutput;
 use super::gemm::PAD;
-use super::low_bit::round_bf16;
+use super::low_bit::{quantize_tokens, round_bf16};
 use super::operands::{Panels, Role, Rows, rotate};
 use super::scheme::Scheme;
 use super::simd::dispatch;
@@ -121,9 +120,7 @@ impl Scheme for Hopper {
 
     #[inline(always)]
     fn quantize(&self, _: Role, mut rows: Rows<f32>) -> Codes {
-        let mut exponents = vec![Ue8m0::ZERO_BLOCK; rows.len.div_ceil(PAD)];
-        let dim = rows.dim;
-        quantize_token_blocks_in_place(rows.unpadded_mut(), dim, ExponentRule::Up, &mut exponents);
+        let mut exponents = quantize_tokens(&mut rows, ExponentRule::Up);
         for (exponent, block) in exponents
             .iter_mut()
             .zip(rows.data.chunks_exact_mut(PAD * rows.dim))

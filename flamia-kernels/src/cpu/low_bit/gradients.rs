@@ -6,7 +6,7 @@ use flamia_format::{
 };
 use flamia_sched::TILE;
 
-use super::{LowBit, count_nonzero};
+use super::{LowBit, count_nonzero, fold_queries};
 use crate::cpu::block::Block;
 use crate::cpu::gemm::PAD;
 use crate::cpu::scheme::{Folds, SoftmaxGradients};
@@ -55,12 +55,7 @@ impl LowBit {
         if separate {
             counts += count(for_dk, width, |ds| {
                 if let Some(fold) = folds.q {
-                    for (i, row) in ds.chunks_exact_mut(TILE).enumerate() {
-                        let factor = fold.factors[block.row + i];
-                        row[block.visible(i)]
-                            .iter_mut()
-                            .for_each(|ds| *ds *= factor);
-                    }
+                    fold_queries(ds, block, fold);
                 }
                 if square {
                     self.round_squares(ds, width);

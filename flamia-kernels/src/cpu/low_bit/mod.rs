@@ -13,12 +13,14 @@ mod probabilities;
 use std::ops::Range;
 
 use flamia_format::e4m3::{self, E4M3};
-use flamia_format::{Element, ExponentRule};
+use flamia_format::ue8m0::Ue8m0;
+use flamia_format::{Element, ExponentRule, quantize_token_blocks_in_place};
 use flamia_sched::{Mask, TILE};
 use half::bf16;
 
 use super::block::Block;
 use super::exponential::Exp2;
+use super::gemm::PAD;
 use super::operands::{Fold, Prepared, Role, Rows, rotate};
 use super::scheme::{BlockScheme, Folds, Pass, Scheme, SoftmaxGradients};
 use crate::options::{
@@ -116,6 +118,27 @@ impl LowBit {
     }
 }
 
+/// The factor on an 8-bit P that dV is computed with (paper, appendix B.1).
+const DV_P_SCALE: f32 = 256.0;
+
+/// Rounds an operand to E4M3 token blocks in place and returns their exponents.
+#[inline(always)]
+pub(crate) fn quantize_tokens(rows: &mut Rows<f32>, rule: ExponentRule) -> Vec<Ue8m0> {
+    let mut exponents = vec![Ue8m0::ZERO_BLOCK; rows.len.div_ceil(PAD)];
+    let dim = rows.dim;
+    quantize_token_blocks_in_place(rows.unpadded_mut(), dim, rule, &mut exponents);
+    exponents
+}
+
+/// Multiplies each query row of a block, as far as it is visible, with the scale of its token.
+#[inline(always)]
+fn fold_queries(tile: &mut [f32], block: &Block, fold: &Fold<f32>) {
+    for (i, row) in tile.chunks_exact_mut(TILE).enumerate() {
+        let factor = fold.factors[block.row + i];
+        row[block.visible(i)].iter_mut().for_each(|x| *x *= factor);
+    }
+}
+
 /// Rounds to E4M3 and counts what had to be clamped.
 #[inline(always)]
 pub(crate) fn round_codes(values: &mut [f32]) -> u64 {
@@ -176,8 +199,7 @@ impl BlockScheme for LowBit {
     #[inline(always)]
     fn dv_scale(&self) -> f32 {
         match self.p_backward {
-            // Paper, appendix B.1.
-            Element::E4M3 => 256.0,
+            Element::E4M3 => DV_P_SCALE,
             Element::E2M1 => 1.0,
         }
     }

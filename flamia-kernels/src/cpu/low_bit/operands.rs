@@ -2,11 +2,9 @@
 
 use flamia_format::exponent::pow2;
 use flamia_format::ue8m0::Ue8m0;
-use flamia_format::{
-    Element, e4m3, nvfp4_round_in_place, quantize_token_blocks_in_place, round_columns, round_group,
-};
+use flamia_format::{Element, e4m3, nvfp4_round_in_place, round_columns, round_group};
 
-use super::LowBit;
+use super::{LowBit, quantize_tokens};
 use crate::cpu::gemm::PAD;
 use crate::cpu::operands::{Contracted, Fold, PerKey, Prepared, Role, Rows};
 use crate::options::{Ablation, OperandScales, Path, ValueScales};
@@ -50,10 +48,7 @@ impl LowBit {
         }
         match self.operand_scales {
             OperandScales::Block => {
-                let mut exponents = vec![Ue8m0::ZERO_BLOCK; rows.len.div_ceil(PAD)];
-                let dim = rows.dim;
-                let rule = self.rule;
-                quantize_token_blocks_in_place(rows.unpadded_mut(), dim, rule, &mut exponents);
+                quantize_tokens(&mut rows, self.rule);
                 Prepared::uniform(rows)
             }
             OperandScales::Token => {

@@ -6,7 +6,7 @@ use flamia_format::ue8m0::Ue8m0;
 use flamia_format::{E2M1, Element, ExponentRule, e2m1, pow2, round_columns};
 use flamia_sched::TILE;
 
-use super::{LowBit, round_codes};
+use super::{DV_P_SCALE, LowBit, fold_queries, round_codes};
 use crate::cpu::block::Block;
 use crate::cpu::exponential::Exp2;
 use crate::cpu::gemm::PAD;
@@ -124,9 +124,8 @@ impl LowBit {
                 *x -= exponent;
             }
             let first = index * PAD;
-            let seen = visible.start.clamp(first, first + PAD) - first
-                ..visible.end.clamp(first, first + PAD) - first;
-            self.exponentiate(group, exp2, &seen);
+            let seen = seen_of_group(visible, first);
+            self.exponentiate(group, exp2, &(seen.start - first..seen.end - first));
             let up = pow2((exponent - reference) as i32);
             for x in group {
                 clamped += u32::from(*x > E2M1::MAX);
@@ -149,7 +148,7 @@ impl LowBit {
             (Element::E4M3, None) => {
                 let mut clamped = 0;
                 for row in p.chunks_exact_mut(TILE) {
-                    row[..width].iter_mut().for_each(|p| *p *= 256.0);
+                    row[..width].iter_mut().for_each(|p| *p *= DV_P_SCALE);
                     clamped += round_codes(&mut row[..width]);
                 }
                 clamped
@@ -157,10 +156,7 @@ impl LowBit {
             (Element::E4M3, Some(fold)) => round_folded_columns(p, block, &fold.factors),
             (Element::E2M1, fold) => {
                 if let Some(fold) = fold {
-                    for (i, row) in p.chunks_exact_mut(TILE).enumerate() {
-                        let factor = fold.factors[block.row + i];
-                        row[block.visible(i)].iter_mut().for_each(|p| *p *= factor);
-                    }
+                    fold_queries(p, block, fold);
                 }
                 let mut exponents = [Ue8m0::ZERO_BLOCK; TILE];
                 let exponents = &mut exponents[..width];
@@ -177,7 +173,7 @@ impl LowBit {
 fn round_folded(p: &mut [f32], visible: &Range<usize>, factors: &[f32]) -> u64 {
     let mut clamped = 0;
     for first in (0..p.len()).step_by(PAD) {
-        let seen = visible.start.clamp(first, first + PAD)..visible.end.clamp(first, first + PAD);
+        let seen = seen_of_group(visible, first);
         let max = largest_factor(&factors[seen.clone()]);
         let (down, up) = inverse_and_self(max);
         for (p, factor) in p[seen.clone()].iter_mut().zip(&factors[seen]) {
@@ -204,7 +200,7 @@ fn round_folded_columns(p: &mut [f32], block: &Block, factors: &[f32]) -> u64 {
     let scales = max.map(inverse_and_self);
     let mut clamped = 0;
     for (i, row) in p.chunks_exact_mut(TILE).enumerate() {
-        let factor = factors[block.row + i] * 256.0;
+        let factor = factors[block.row + i] * DV_P_SCALE;
         let seen = block.visible(i);
         for (p, (down, _)) in row[seen.clone()].iter_mut().zip(&scales[seen]) {
             *p *= factor * down;
@@ -216,6 +212,12 @@ fn round_folded_columns(p: &mut [f32], block: &Block, factors: &[f32]) -> u64 {
         }
     }
     clamped
+}
+
+/// What of the 32 keys from `first` on is visible.
+#[inline(always)]
+fn seen_of_group(visible: &Range<usize>, first: usize) -> Range<usize> {
+    visible.start.clamp(first, first + PAD)..visible.end.clamp(first, first + PAD)
 }
 
 /// NaN left out; 0 if there is none.
