@@ -9,10 +9,13 @@
 
 mod documents;
 mod mask;
+mod rows;
 mod tiles;
+pub mod work;
 
 pub use documents::{Documents, DocumentsError};
 pub use mask::{Mask, UnknownMask};
+pub use rows::{RowPlace, TileBounds, row_places, tile_bounds};
 pub use tiles::{
     BLOCK, KeyTile, QueryTile, TILE, key_tiles, query_tile_cost, query_tiles, query_tiles_for_keys,
     visible_keys,
