@@ -1,8 +1,8 @@
 // Work lists and row tables from cu_seqlens on the device, without the host.
 //
-// Three kinds of launches, their number fixed by the row length: expand (check the boundaries,
-// place every row, collect one key per item), sort_runs (a merge sort of RUN keys per CTA), and as
-// many merges of FAN_IN runs as it takes, the last of which writes the items.
+// Launches whose number the row length fixes: clear the header; expand (check the boundaries, place
+// every row, collect one key per item); sort_runs (a merge sort of RUN keys per CTA); and as many
+// merges of FAN_IN runs as it takes, the last of which writes the items.
 //
 // A key is (most work first, first row of the item). Rows are unique, so keys are: the order is
 // total, and it does not matter in which order the atomics of expand collected them. A row also
@@ -98,6 +98,11 @@ __device__ u32 cost_of(const BuildParams& p, const RowPlace& place) {
     if (PASS == BACKWARD && p.mask != FULL) from = first;
     if (PASS == BACKWARD && p.mask == WINDOW) to = min(len, end - 1 + i64(p.window));
     return u32((to + TILE - 1) / TILE - from / TILE);
+}
+
+extern "C" __global__ void schedule_clear(const __grid_constant__ BuildParams p) {
+    constexpr u32 WORDS = sizeof(ScheduleHeader) / sizeof(u32);
+    if (threadIdx.x < WORDS) reinterpret_cast<u32*>(p.header)[threadIdx.x] = 0;
 }
 
 struct ExpandShared {

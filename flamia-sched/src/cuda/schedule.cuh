@@ -31,7 +31,7 @@ struct alignas(16) TileBounds {
 
 enum Pass { FORWARD = 0, BACKWARD = 1, PASSES = 2 };
 
-struct alignas(64) ScheduleHeader {
+struct ScheduleHeader {
     u64 fault;           // 0: the boundaries are sound; otherwise see Fault
     i64 fault_value;     // the bad boundary
     i64 fault_previous;  // the one in front of it
@@ -39,7 +39,7 @@ struct alignas(64) ScheduleHeader {
     u32 longest;         // rows of the longest one
     u32 items[PASSES];
     u32 dynamic;         // whether forward positions are to be acquired dynamically
-    u32 reserved[3];
+    u32 reserved[5];
 };
 
 static_assert(sizeof(WorkItem) == HOST_SIZEOF_WORK_ITEM, "host and device disagree");
