@@ -154,7 +154,10 @@ fn extreme_rows_get_the_cpus_schedule() {
         check(&[131_072], mask);
         check(&vec![1; 131_072], mask);
         check(&vec![1; 131_073], mask);
-        check(&[&[0; 70_000][..], &[1; 70_000], &[0; 70_000]].concat(), mask);
+        check(
+            &[&[0; 70_000][..], &[1; 70_000], &[0; 70_000]].concat(),
+            mask,
+        );
         // More than one merge: runs of runs.
         check(&vec![1; 300_001], mask);
         check(&[&vec![3; 99_999][..], &[1_000_003]].concat(), mask);
@@ -183,7 +186,12 @@ fn boundaries_of_64_bits_give_the_same() {
     let gpu = Gpu::new(0).unwrap();
     let kernels = ScheduleKernels::new(&gpu, Boundary::Int64).unwrap();
     let documents = Documents::from_lengths(&[300, 0, 1, 5000, 129]).unwrap();
-    let wide: Vec<_> = documents.cu_seqlens().iter().copied().map(i64::from).collect();
+    let wide: Vec<_> = documents
+        .cu_seqlens()
+        .iter()
+        .copied()
+        .map(i64::from)
+        .collect();
     let mut schedule = DeviceSchedule::new(&gpu, documents.total()).unwrap();
     let stream = gpu.context().default_stream();
     let mut build = |cu_seqlens: &[i64]| {
@@ -236,7 +244,11 @@ fn a_captured_graph_serves_every_row_of_its_length() {
         graph.replay((&*stream).into()).unwrap();
         gpu.synchronize().unwrap();
         let built = schedule.download().unwrap();
-        assert!(built == HostSchedule::new(&documents, &call), "{} documents", lengths.len());
+        assert!(
+            built == HostSchedule::new(&documents, &call),
+            "{} documents",
+            lengths.len()
+        );
     }
 
     // A bad row in between is refused and leaves nothing behind.
@@ -268,7 +280,10 @@ fn unsound() -> impl Strategy<Value = (Vec<i32>, usize)> {
     (prop_oneof![noise, near, one_off], 0usize..40_000).prop_map(|(cu_seqlens, total)| {
         let last = cu_seqlens[cu_seqlens.len() - 1];
         // Half of the time the row ends where the boundaries do.
-        let total = usize::try_from(last).ok().filter(|&last| last < 50_000 && total % 2 == 0).unwrap_or(total);
+        let total = usize::try_from(last)
+            .ok()
+            .filter(|&last| last < 50_000 && total % 2 == 0)
+            .unwrap_or(total);
         (cu_seqlens, total)
     })
 }
@@ -315,7 +330,10 @@ fn shapes_that_no_row_has_are_refused_before_a_launch() {
     assert!(refusal(&[0], 256).contains("cu_seqlens has length 1"));
     assert!(refusal(&[0, 0], 0).contains("a work item of 0 rows"));
     let too_long = DeviceSchedule::new(&bench.gpu, 1 << 31).err().unwrap();
-    assert!(too_long.to_string().contains("longer than 32-bit"), "{too_long}");
+    assert!(
+        too_long.to_string().contains("longer than 32-bit"),
+        "{too_long}"
+    );
 }
 
 #[test]
@@ -324,22 +342,43 @@ fn ctas_visit_every_item_and_head_once() {
     let bench = Bench::new();
     let gpu = &bench.gpu;
     let module = gpu.compile(&WALK, &schedule_defines()).unwrap();
-    let (walk, locate) = (module.kernel("walk").unwrap(), module.kernel("locate").unwrap());
+    let (walk, locate) = (
+        module.kernel("walk").unwrap(),
+        module.kernel("locate").unwrap(),
+    );
     let stream = gpu.context().default_stream();
     let documents = Documents::from_lengths(&[5000, 0, 1, 900, 257, 3000]).unwrap();
     let boundaries = Buffer::from_slice(gpu, documents.cu_seqlens()).unwrap();
     let call = BuildCall::new(boundaries.pointer(), boundaries.len(), Mask::Causal);
     let mut schedule = DeviceSchedule::new(gpu, documents.total()).unwrap();
     // SAFETY: the boundaries live until the summary, which waits.
-    unsafe { schedule.build(&bench.kernels, (&*stream).into(), &call).unwrap() };
+    unsafe {
+        schedule
+            .build(&bench.kernels, (&*stream).into(), &call)
+            .unwrap()
+    };
     let summary = schedule.summary().unwrap();
     let counter = Buffer::<u32>::filled(gpu, 1, 0).unwrap();
 
     for (heads, per_section) in [(1, 1), (16, 2), (16, 16), (7, 3), (5, 4)] {
-        let order = HeadSections::new(NonZero::new(heads).unwrap(), NonZero::new(per_section).unwrap());
+        let order = HeadSections::new(
+            NonZero::new(heads).unwrap(),
+            NonZero::new(per_section).unwrap(),
+        );
         let sections = [heads as u32, per_section as u32];
-        for (pass, items) in [summary.forward_items, summary.backward_items].into_iter().enumerate() {
-            for (dynamic, grid) in [(0, 1), (0, 132), (0, 1000), (1, 1), (1, 132), (1, 1000), (1, 132)] {
+        for (pass, items) in [summary.forward_items, summary.backward_items]
+            .into_iter()
+            .enumerate()
+        {
+            for (dynamic, grid) in [
+                (0, 1),
+                (0, 132),
+                (0, 1000),
+                (1, 1),
+                (1, 132),
+                (1, 1000),
+                (1, 132),
+            ] {
                 let visits = Buffer::<u32>::filled(gpu, items * heads, 0).unwrap();
                 let arguments = (
                     schedule.pointer() + schedule.layout().header as u64,
@@ -350,10 +389,20 @@ fn ctas_visit_every_item_and_head_once() {
                     visits.pointer(),
                 );
                 // SAFETY: the buffers live until the download, which waits.
-                unsafe { walk.launch((&*stream).into(), Launch::linear(grid, 32), arguments).unwrap() };
+                unsafe {
+                    walk.launch((&*stream).into(), Launch::linear(grid, 32), arguments)
+                        .unwrap()
+                };
                 let visits = visits.download().unwrap();
-                assert!(visits.iter().all(|&count| count == 1), "{heads} {per_section} {dynamic} {grid}");
-                assert_eq!(counter.download().unwrap(), [0], "ready for the next launch");
+                assert!(
+                    visits.iter().all(|&count| count == 1),
+                    "{heads} {per_section} {dynamic} {grid}"
+                );
+                assert_eq!(
+                    counter.download().unwrap(),
+                    [0],
+                    "ready for the next launch"
+                );
             }
 
             let positions = order.positions(items);

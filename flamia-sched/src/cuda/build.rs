@@ -71,7 +71,10 @@ impl OwnedProgram {
 fn defines(boundary: Boundary) -> Vec<(&'static str, String)> {
     let mut defines = schedule_defines();
     defines.extend([
-        ("HOST_SIZEOF_BUILD_PARAMS", size_of::<BuildParams>().to_string()),
+        (
+            "HOST_SIZEOF_BUILD_PARAMS",
+            size_of::<BuildParams>().to_string(),
+        ),
         ("CU_SEQLEN", boundary.device_type().to_owned()),
         ("RUN", RUN.to_string()),
         ("FAN_IN", FAN_IN.to_string()),
@@ -246,12 +249,20 @@ impl ScheduleKernels {
         unsafe {
             clear.launch(stream, Launch::linear(1, CLEAR_THREADS), (params,))?;
             let expand_ctas = ctas(expanded, EXPAND_THREADS as usize);
-            expand.launch(stream, Launch::linear(expand_ctas, EXPAND_THREADS), (params,))?;
+            expand.launch(
+                stream,
+                Launch::linear(expand_ctas, EXPAND_THREADS),
+                (params,),
+            )?;
             sort_runs.launch(stream, over_passes(RUN, SORT_THREADS), (params,))?;
             for (round, (run, last)) in layout.merges().enumerate() {
                 let launch = over_passes(MERGE_THREADS as usize, MERGE_THREADS);
                 let from_spare = (round % 2) as u32;
-                merge.launch(stream, launch, (params, run as u32, from_spare, u32::from(last)))?;
+                merge.launch(
+                    stream,
+                    launch,
+                    (params, run as u32, from_spare, u32::from(last)),
+                )?;
             }
         }
         Ok(())

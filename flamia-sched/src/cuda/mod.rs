@@ -30,9 +30,21 @@ pub const SCHEDULE_HEADER: flamia_cuda::Header = flamia_cuda::Header {
 /// The macros that [`SCHEDULE_HEADER`] checks its structures with.
 pub fn schedule_defines() -> Vec<(&'static str, String)> {
     vec![
-        ("HOST_SIZEOF_WORK_ITEM", size_of::<crate::work::WorkItem>().to_string()),
-        ("HOST_SIZEOF_ROW_PLACE", size_of::<crate::RowPlace>().to_string()),
-        ("HOST_SIZEOF_TILE_BOUNDS", size_of::<crate::TileBounds>().to_string()),
-        ("HOST_SIZEOF_HEADER", size_of::<ScheduleHeader>().to_string()),
+        (
+            "HOST_SIZEOF_WORK_ITEM",
+            size_of::<crate::work::WorkItem>().to_string(),
+        ),
+        (
+            "HOST_SIZEOF_ROW_PLACE",
+            size_of::<crate::RowPlace>().to_string(),
+        ),
+        (
+            "HOST_SIZEOF_TILE_BOUNDS",
+            size_of::<crate::TileBounds>().to_string(),
+        ),
+        (
+            "HOST_SIZEOF_HEADER",
+            size_of::<ScheduleHeader>().to_string(),
+        ),
     ]
 }
