@@ -44,6 +44,19 @@ impl HostSchedule {
             backward,
         }
     }
+
+    /// The parts where a schedule's buffer has them, for a copy to the GPU; the header is left
+    /// zero, since a copy comes from one who knows its contents.
+    pub fn to_bytes(&self, layout: &ScheduleLayout) -> Vec<u8> {
+        let mut bytes = vec![0; layout.keys];
+        let mut put =
+            |offset: usize, part: &[u8]| bytes[offset..][..part.len()].copy_from_slice(part);
+        put(layout.rows, bytemuck::cast_slice(&self.rows));
+        put(layout.tiles, bytemuck::cast_slice(&self.tiles));
+        put(layout.forward, bytemuck::cast_slice(&self.forward));
+        put(layout.backward, bytemuck::cast_slice(&self.backward));
+        bytes
+    }
 }
 
 impl DeviceSchedule {
