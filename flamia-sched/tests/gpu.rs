@@ -158,11 +158,11 @@ fn extreme_rows_get_the_cpus_schedule() {
             &[&[0; 70_000][..], &[1; 70_000], &[0; 70_000]].concat(),
             mask,
         );
-        // More than one merge: runs of runs.
+        // One merge more.
         check(&vec![1; 300_001], mask);
         check(&[&vec![3; 99_999][..], &[1_000_003]].concat(), mask);
         // Every run length of a single CTA.
-        for items in [2, 3, 5, 4095, 4096, 4097, 8192, 8193] {
+        for items in [2, 3, 5, 511, 512, 513, 1024, 1025, 8191, 8192, 8193] {
             check(&vec![1; items], mask);
         }
     }

@@ -12,13 +12,13 @@
 // CU_SEQLEN is the type of a boundary, RUN and FAN_IN are the host's.
 constexpr u32 TILE = 128;
 constexpr u32 EXPAND_THREADS = 1024;
-constexpr u32 SORT_THREADS = 1024;
+constexpr u32 SORT_THREADS = 128;
 constexpr u32 MERGE_THREADS = 256;
 constexpr u32 KEYS_PER_THREAD = RUN / SORT_THREADS;
 constexpr u32 WARPS = EXPAND_THREADS / 32;
 constexpr u64 NO_KEY = ~0ull;
 static_assert(RUN % SORT_THREADS == 0 && (RUN & (RUN - 1)) == 0, "runs are powers of two");
-static_assert(EXPAND_THREADS % TILE == 0, "a CTA places whole tiles");
+static_assert(WARPS == 32, "one warp scans the counts of all");
 
 enum MaskKind { CAUSAL = 0, FULL = 1, WINDOW = 2 };
 
@@ -105,36 +105,39 @@ extern "C" __global__ void schedule_clear(const __grid_constant__ BuildParams p)
     if (threadIdx.x < WORDS) reinterpret_cast<u32*>(p.header)[threadIdx.x] = 0;
 }
 
+// What the warps of a CTA found, and where it goes.
 struct ExpandShared {
-    u32 warp_items[PASSES][WARPS];
-    u32 first_key[PASSES];
+    u32 warp_items[PASSES][WARPS];  // then the slots of the warp's first item
     u32 documents;
     u32 longest;
 };
 
-// Appends the CTA's keys of one pass, in any order, with one atomic per CTA.
+// Which lanes of the warp have a row that begins an item.
 template <Pass PASS>
-__device__ void collect(const BuildParams& p, ExpandShared& shared, u32 row, const RowPlace& place) {
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bool begins = row < p.total && u32(place.position) % p.item_rows[PASS] == 0;
-    const u32 beginners = __ballot_sync(~0u, begins);
-    if (lane == 0) shared.warp_items[PASS][warp] = __popc(beginners);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        u32 sum = 0;
-        for (u32 other = 0; other < WARPS; ++other) {
-            const u32 count = shared.warp_items[PASS][other];
-            shared.warp_items[PASS][other] = sum;
-            sum += count;
-        }
-        shared.first_key[PASS] = sum == 0 ? 0 : atomicAdd(&p.header->items[PASS], sum);
+__device__ u32 beginners(const BuildParams& p, u32 row, const RowPlace& place) {
+    return __ballot_sync(~0u, row < p.total && u32(place.position) % p.item_rows[PASS] == 0);
+}
+
+// Turns the warps' counts into slots, in one warp: with one atomic per CTA, in any order of CTAs.
+__device__ void reserve(u32* list_items, u32* warp_items) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 own = warp_items[lane];
+    u32 sum = own;
+    for (u32 distance = 1; distance < WARPS; distance *= 2) {
+        const u32 before = __shfl_up_sync(~0u, sum, distance);
+        if (lane >= distance) sum += before;
     }
-    __syncthreads();
-    if (begins) {
-        const u32 slot = shared.first_key[PASS] + shared.warp_items[PASS][warp] +
-                         __popc(beginners & ((1u << lane) - 1));
-        p.keys[PASS][slot] = u64(~cost_of<PASS>(p, place)) << 32 | row;
-    }
+    u32 first = 0;
+    if (lane == WARPS - 1 && sum != 0) first = atomicAdd(list_items, sum);
+    warp_items[lane] = __shfl_sync(~0u, first, WARPS - 1) + sum - own;
+}
+
+template <Pass PASS>
+__device__ void append(const BuildParams& p, const ExpandShared& shared, u32 mine, u32 row, const RowPlace& place) {
+    const u32 lane = threadIdx.x % 32;
+    if ((mine >> lane & 1) == 0) return;
+    const u32 slot = shared.warp_items[PASS][threadIdx.x / 32] + __popc(mine & ((1u << lane) - 1));
+    p.keys[PASS][slot] = u64(~cost_of<PASS>(p, place)) << 32 | row;
 }
 
 extern "C" __global__ void __launch_bounds__(EXPAND_THREADS)
@@ -166,8 +169,18 @@ schedule_expand(const __grid_constant__ BuildParams p) {
         atomicAdd(&shared.documents, __popc(started));
         atomicMax(&shared.longest, longest);
     }
-    collect<FORWARD>(p, shared, row, place);
-    collect<BACKWARD>(p, shared, row, place);
+    const u32 warp = threadIdx.x / 32;
+    const u32 forward = beginners<FORWARD>(p, row, place);
+    const u32 backward = beginners<BACKWARD>(p, row, place);
+    if (threadIdx.x % 32 == 0) {
+        shared.warp_items[FORWARD][warp] = __popc(forward);
+        shared.warp_items[BACKWARD][warp] = __popc(backward);
+    }
+    __syncthreads();
+    if (warp < PASSES) reserve(&p.header->items[warp], shared.warp_items[warp]);
+    __syncthreads();
+    append<FORWARD>(p, shared, forward, row, place);
+    append<BACKWARD>(p, shared, backward, row, place);
     if (threadIdx.x == 0 && shared.documents != 0) {
         atomicAdd(&p.header->documents, shared.documents);
         atomicMax(&p.header->longest, shared.longest);

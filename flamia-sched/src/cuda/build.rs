@@ -16,7 +16,7 @@ const BUILD: Source = Source {
 /// Threads of a CTA, as `build.cu` has them.
 const CLEAR_THREADS: u32 = 32;
 const EXPAND_THREADS: u32 = 1024;
-const SORT_THREADS: u32 = 1024;
+const SORT_THREADS: u32 = 128;
 const MERGE_THREADS: u32 = 256;
 
 /// Passes that are scheduled: the second dimension of the sorting grids.
