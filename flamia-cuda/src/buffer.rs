@@ -67,7 +67,16 @@ impl<T: NoUninit + AnyBitPattern> Buffer<T> {
 
     /// Its values.
     pub fn download(&self) -> Result<Vec<T>, GpuError> {
-        let mut values = vec![T::zeroed(); self.len];
+        self.first(self.len)
+    }
+
+    /// Its first `count` values.
+    ///
+    /// # Panics
+    /// If it holds fewer.
+    pub fn first(&self, count: usize) -> Result<Vec<T>, GpuError> {
+        assert!(count <= self.len, "{count} of {} values", self.len);
+        let mut values = vec![T::zeroed(); count];
         self.memory.read(bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }

@@ -5,14 +5,20 @@
 //! every tile and block is counted from its document's first row, never from the packed row's, so
 //! that a document is computed the same way wherever it lies.
 //!
-//! This crate is integers in, integers out: it knows no number format, no device and no tensor.
+//! This crate is integers in, integers out: it knows no number format and no tensor. With the feature
+//! `cuda` a GPU makes the same lists from boundaries that lie there.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod documents;
 mod mask;
+mod rows;
 mod tiles;
+pub mod work;
 
 pub use documents::{Documents, DocumentsError};
 pub use mask::{Mask, UnknownMask};
+pub use rows::{RowPlace, TileBounds, row_places, tile_bounds};
 pub use tiles::{
     BLOCK, KeyTile, QueryTile, TILE, key_tiles, query_tile_cost, query_tiles, query_tiles_for_keys,
     visible_keys,

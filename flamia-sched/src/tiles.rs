@@ -74,14 +74,7 @@ pub fn query_tiles_for_keys(
     key_tile: Range<usize>,
     mask: Mask,
 ) -> impl ExactSizeIterator<Item = QueryTile> {
-    let seen_by = match mask {
-        _ if key_tile.is_empty() => 0..0,
-        Mask::Causal => key_tile.start..len,
-        Mask::Full => 0..len,
-        Mask::Window(keys) => {
-            key_tile.start..len.min((key_tile.end - 1).saturating_add(keys.get()))
-        }
-    };
+    let seen_by = queries_that_see(len, &key_tile, mask);
     (seen_by.start / TILE..seen_by.end.div_ceil(TILE)).map(move |tile| {
         let range = tile_range(tile, len);
         let masked = needs_mask(&range, &key_tile, mask);
@@ -100,12 +93,25 @@ fn tile_range(tile: usize, len: usize) -> Range<usize> {
 }
 
 /// What any row of a run of queries sees: from what the first one sees to what the last one does.
-fn keys_seen_by(len: usize, queries: &Range<usize>, mask: Mask) -> Range<usize> {
+pub(crate) fn keys_seen_by(len: usize, queries: &Range<usize>, mask: Mask) -> Range<usize> {
     if queries.is_empty() {
         return 0..0;
     }
     let (first, last) = (queries.start, queries.end - 1);
     visible_keys(first, len, mask).start..visible_keys(last, len, mask).end
+}
+
+/// The queries that see any of a run of keys: from the first one that sees the first key to the last
+/// one that sees the last.
+pub(crate) fn queries_that_see(len: usize, keys: &Range<usize>, mask: Mask) -> Range<usize> {
+    if keys.is_empty() {
+        return 0..0;
+    }
+    match mask {
+        Mask::Causal => keys.start..len,
+        Mask::Full => 0..len,
+        Mask::Window(window) => keys.start..len.min((keys.end - 1).saturating_add(window.get())),
+    }
 }
 
 /// Whether some query does not see some key: a row sees the fewest later keys at the start of the
