@@ -98,7 +98,7 @@ pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> 
     let others: Vec<_> = ["--workspace"]
         .into_iter()
         .chain(torchless.iter().flat_map(|name| ["--exclude", name]))
-        .chain(PROBES_WITH_TORCH)
+        .chain(ALL_FEATURES)
         .collect();
     for packages in [apart, others] {
         let mut cargo = cargo(here, &ready)?;
@@ -127,7 +127,7 @@ pub fn lint(here: &Surroundings) -> anyhow::Result<ExitCode> {
     let mut clippy = cargo(here, &ready)?;
     clippy
         .args(["clippy", "--release", "--workspace", "--all-targets"])
-        .args(PROBES_WITH_TORCH)
+        .args(ALL_FEATURES)
         .args(["--", "-D", "warnings"]);
     report("lint", run(&mut clippy)?, start)
 }
@@ -174,9 +174,9 @@ fn report(what: &str, code: u8, start: Instant) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// Turns the probes that need torch on, in a command for the whole workspace. The other crates have
-/// torch by default.
-const PROBES_WITH_TORCH: [&str; 2] = ["--features", "flamia-probe/torch"];
+/// Turns on, in a command for the whole workspace, what is off by default: the probes that need
+/// torch, and what is for GPUs.
+const ALL_FEATURES: [&str; 2] = ["--features", "flamia-probe/torch,flamia-sched/cuda"];
 
 /// Cargo at the workspace's root.
 fn plain_cargo(here: &Surroundings) -> anyhow::Result<Command> {
@@ -288,7 +288,7 @@ mod tests {
         let libtorch = machine.path("lib torch").display().to_string();
         let wanted = [
             "--package xtask --package flamia-bench",
-            "--workspace --exclude xtask --exclude flamia-bench --features flamia-probe/torch",
+            "--workspace --exclude xtask --exclude flamia-bench --features flamia-probe/torch,flamia-sched/cuda",
         ]
         .map(|packages| format!("{libtorch}: test --release {packages} -- --nocapture\n"))
         .concat();
