@@ -1,3 +1,4 @@
-//! How fast each path of attention is.
+//! How fast each path of attention is, and how well its schedules keep a GPU busy.
 
 pub mod cpu;
+pub mod sched;
