@@ -18,7 +18,11 @@ pub struct Batch {
     #[arg(
         long,
         value_name = "N",
-        conflicts_with_all = ["workloads", "policies", "svg"]
+        conflicts_with_all = [
+            "workloads", "policies", "svg", "sms", "pass", "cost", "heads", "kv_heads",
+            "heads_per_section", "l2_mib", "item_rows", "per_block_us", "per_item_us", "latency",
+            "lead",
+        ]
     )]
     pub ranks: Option<NonZero<usize>>,
 
@@ -224,4 +228,86 @@ pub fn summary(rows: &[RankRow]) -> Vec<Summary> {
             }
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::parsed;
+    use super::*;
+
+    fn rows(line: &str) -> Result<Vec<RankRow>, SchedError> {
+        let settings = parsed(line);
+        let ranks = settings.batch.ranks.unwrap();
+        settings.batch.rows(ranks, &settings.source, settings.mask)
+    }
+
+    #[test]
+    fn documents_are_cut_where_rows_end() {
+        let packed = pack(&[3, 0, 9, 1, 3, 2], 5).unwrap();
+        let boundaries: Vec<_> = packed.iter().map(Documents::cu_seqlens).collect();
+        assert_eq!(boundaries, [&[0, 3, 5][..], &[0, 5], &[0, 2, 3, 5]]);
+        assert!(pack(&[4], 5).unwrap().is_empty());
+        assert_eq!(pack(&[5], 5).unwrap().len(), 1);
+    }
+
+    /// Four rows of 1024 tokens, of 36 tile pairs as one document and of 8 as eight.
+    #[test]
+    fn long_and_short_rows_go_together() {
+        let rows = rows(
+            "--ranks 2 --rows-per-rank 2 --row-tokens 1024 --per-token-us 0 --per-pair-us 1000 \
+             --distribution fixed:1024,8x128,1024,8x128",
+        )
+        .unwrap();
+        assert_eq!(rows.len(), 4 * 2);
+        let times = |policy: &str| {
+            let of_policy = rows.iter().filter(|row| row.policy == policy);
+            of_policy.map(|row| row.time_ms).collect::<Vec<_>>()
+        };
+        assert_eq!(times("as-they-come"), [72.0, 16.0]);
+        for policy in ["snake", "greedy", "refined"] {
+            assert_eq!(times(policy), [44.0, 44.0], "{policy}");
+        }
+        let summary = summary(&rows);
+        assert_eq!(summary.len(), 4);
+        let first = &summary[0];
+        assert_eq!(
+            (first.steps, first.slowest_ms, first.mean_ms),
+            (1, 72.0, 44.0)
+        );
+        assert_eq!(first.worst_ratio, 72.0 / 44.0);
+        assert_eq!(summary[3].waiting_percent, 0.0);
+    }
+
+    #[test]
+    fn steps_follow_one_another_and_a_part_of_one_is_left_out() {
+        let line =
+            "--ranks 3 --rows-per-rank 1 --row-tokens 64 --distribution equal:50 --total 500";
+        let rows = rows(line).unwrap();
+        let as_they_come: Vec<_> = rows
+            .iter()
+            .filter(|row| row.policy == "as-they-come")
+            .map(|row| (row.step, row.rank, row.rows.as_slice()))
+            .collect();
+        assert_eq!(
+            as_they_come,
+            [
+                (0, 0, &[0][..]),
+                (0, 1, &[1]),
+                (0, 2, &[2]),
+                (1, 0, &[3]),
+                (1, 1, &[4]),
+                (1, 2, &[5])
+            ]
+        );
+        assert_eq!(summary(&rows)[0].steps, 2);
+    }
+
+    #[test]
+    fn too_few_documents_are_refused() {
+        let line =
+            "--ranks 3 --rows-per-rank 1 --row-tokens 64 --distribution equal:50 --total 100";
+        let error = rows(line).unwrap_err().to_string();
+        assert!(error.contains("fill 1 rows of 64 tokens"), "{error}");
+        assert!(error.contains("takes 3"), "{error}");
+    }
 }

@@ -21,7 +21,9 @@ const NAME: u32 = 26;
 /// Of the space for the axis of time below the last policy.
 const AXIS: u32 = 52;
 /// Of the spaces beside the lanes.
-const SIDES: [u32; 2] = [56, 24];
+const SIDES: [u32; 2] = [60, 24];
+/// Of the part of it that stays white.
+const MARGIN: u32 = 8;
 /// From the cheapest to the costliest items; the lightness falls evenly.
 const SHADES: [RGBColor; 6] = [
     RGBColor(0xcf, 0xe1, 0xf2),
@@ -97,17 +99,18 @@ fn draw_panel(area: &Area<'_>, outcome: &Outcome, end: f64, unit: Option<&str>) 
     let lanes = timeline.lanes().len();
     let (name, area) = area.split_vertically(NAME);
     let text = format!(
-        "{}: makespan {:.5}, {:.3} × bound, idle {:.1} %",
+        "{}: makespan {}, {:.3} × bound, idle {:.1} %",
         outcome.policy.name(),
-        timeline.makespan(),
+        shown(timeline.makespan()),
         timeline.ratio(),
         100.0 * timeline.idle_share()
     );
     let text_style = (FONT, 15).into_text_style(&name);
     name.draw_text(&text, &text_style, (SIDES[0] as i32, 6))?;
     let mut chart = ChartBuilder::on(&area)
+        .margin_left(MARGIN)
         .margin_right(SIDES[1])
-        .y_label_area_size(SIDES[0])
+        .y_label_area_size(SIDES[0] - MARGIN)
         .x_label_area_size(if unit.is_some() { AXIS } else { 0 })
         // The first CTA on top.
         .build_cartesian_2d(0.0..end, lanes as f64..0.0)?;
@@ -121,7 +124,7 @@ fn draw_panel(area: &Area<'_>, outcome: &Outcome, end: f64, unit: Option<&str>) 
     let axis;
     if let Some(unit) = unit {
         axis = format!("time ({unit})");
-        mesh.x_desc(&axis);
+        mesh.x_desc(&axis).x_label_formatter(&|time| shown(*time));
     } else {
         mesh.x_labels(0);
     }
@@ -142,6 +145,11 @@ fn draw_panel(area: &Area<'_>, outcome: &Outcome, end: f64, unit: Option<&str>) 
     let line = [(bound, 0.0), (bound, lanes as f64)];
     chart.draw_series(DashedLineSeries::new(line, 6, 4, BOUND.stroke_width(2)))?;
     Ok(())
+}
+
+/// A time to the hundredth, which is more than anybody sees.
+fn shown(time: f64) -> String {
+    ((time * 100.0).round() / 100.0).to_string()
 }
 
 /// A run of items of one shade.
@@ -176,4 +184,75 @@ fn bars(spans: &[Span], timeline: &Timeline, narrow: f64) -> Vec<Bar> {
 fn text_right() -> plotters::style::text_anchor::Pos {
     use plotters::style::text_anchor::{HPos, Pos, VPos};
     Pos::new(HPos::Right, VPos::Top)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::parsed;
+    use super::*;
+
+    fn drawn(line: &str) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("timeline.svg");
+        draw(&path, &parsed(line)).unwrap();
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn a_drawing_holds_a_title_every_policy_and_every_wide_item() {
+        // Items of 2, 4, 6 and 8 blocks, so a makespan of 10, which is the bound, longest first.
+        let line = "--distribution fixed:1024 --heads 1 --sms 2 --policy";
+        let svg = drawn(&format!("{line} longest-dynamic,input-strided"));
+        for text in [
+            "fixed:1024, causal forward, 1 heads, 2 SMs",
+            "longest-dynamic: makespan 10, 1.000 × bound, idle 0.0 %",
+            // 2 + 6 against 4 + 8.
+            "input-strided: makespan 12, 1.200 × bound, idle 16.7 %",
+            "time (blocks)",
+        ] {
+            assert!(svg.contains(text), "{text}");
+        }
+        // Quarters of the longest item are of the second, third, fifth and sixth shade of six.
+        let items =
+            SHADES.map(|RGBColor(r, g, b)| svg.matches(&format!("#{r:02X}{g:02X}{b:02X}")).count());
+        assert_eq!(items, [0, 2, 2, 0, 2, 2]);
+        assert!(svg.trim_end().ends_with("</svg>"));
+    }
+
+    #[test]
+    fn odd_schedules_are_drawn_too() {
+        for line in [
+            "--distribution equal:1 --total 0 --sms 3",
+            "--distribution equal:7 --total 7 --sms 1",
+            "--distribution equal:512 --total 2048 --sms 4000",
+            "--distribution equal:512 --total 2048 --sms 3 --per-block-us 0",
+        ] {
+            let svg = drawn(&format!("{line} --policy longest-dynamic"));
+            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{line}");
+        }
+    }
+
+    #[test]
+    fn items_too_narrow_to_see_are_joined() {
+        let one = parsed(
+            "--distribution equal:256 --total 1024 --heads 1 --sms 1 --policy longest-dynamic",
+        );
+        let (_, outcomes) = one.only().unwrap();
+        let timeline = &outcomes[0].timeline;
+        let lane = &timeline.lanes()[0];
+        assert_eq!(bars(lane, timeline, 0.0).len(), 4);
+        let joined = Bar {
+            start: 0.0,
+            end: 8.0,
+            shade: SHADES.len() - 1,
+        };
+        assert_eq!(bars(lane, timeline, 3.0), [joined]);
+    }
+
+    #[test]
+    fn one_row_and_one_gpu_are_drawn() {
+        let error = parsed("--workload 4x4096,64x1024").only().err().unwrap();
+        let text = error.to_string();
+        assert!(text.contains("2 rows on 2 numbers of SMs"), "{text}");
+    }
 }
