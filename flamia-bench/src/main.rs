@@ -1,10 +1,13 @@
-//! The benchmarks' program: one subcommand per device.
+//! The benchmarks' program: one subcommand per device. `cargo xtask sched` runs it too, with the word
+//! `sched` in front.
 
 use std::error::Error;
 use std::process::ExitCode;
+use std::{env, iter};
 
 use clap::{Parser, Subcommand};
 use flamia_bench::cpu::Cpu;
+use flamia_bench::sched;
 use flamia_bench::schedules::Schedules;
 use flamia_probe::report::Output;
 
@@ -34,7 +37,15 @@ enum Device {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    let mut args = env::args_os();
+    let done = match args.nth(1) {
+        Some(word) if word == "sched" => {
+            let line = iter::once("sched".into()).chain(args);
+            sched::run(&sched::Cli::parse_from(line)).map_err(|error| error.to_string())
+        }
+        _ => run(Cli::parse()).map_err(|error| error.to_string()),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -84,6 +84,12 @@ fn without_torch(here: &Surroundings, program: &Path) -> Command {
     command
 }
 
+/// The part of the benchmarks' program that simulates.
+pub fn sched(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    let benchmarks = build(plain_cargo(here)?, "flamia-bench", &[])?;
+    become_command(here.command(benchmarks).arg("sched").args(args))
+}
+
 /// Every test of the workspace, in the one profile that all is built in.
 pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
