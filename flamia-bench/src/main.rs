@@ -55,12 +55,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
-    Ok(match cli.device {
+    match cli.device {
         Device::Cpu { bench, output } => {
-            output.show("throughput of attention on the CPU", &bench.rows()?)?
+            output.show("throughput of attention on the CPU", &bench.rows()?)?;
         }
         Device::Schedules { bench, output } => {
-            output.show("schedules built on the GPU", &bench.rows()?)?
+            output.show("schedules built on the GPU", &bench.rows()?)?;
         }
-    })
+    }
+    Ok(())
 }

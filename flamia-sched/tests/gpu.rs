@@ -5,8 +5,8 @@ use std::num::NonZero;
 
 use flamia_cuda::{Arch, Buffer, Compiler, Gpu, Graph, Launch, Program, Source};
 use flamia_sched::cuda::{
-    Boundary, BuildCall, DeviceSchedule, HostSchedule, SCHEDULE_HEADER, ScheduleError,
-    ScheduleKernels, schedule_defines,
+    Boundary, BuildCall, CLAIM_HEADER, DeviceSchedule, HostSchedule, SCHEDULE_HEADER,
+    ScheduleError, ScheduleKernels, schedule_defines,
 };
 use flamia_sched::work::HeadSections;
 use flamia_sched::{Documents, DocumentsError, Mask};
@@ -18,6 +18,30 @@ const WALK: Source = Source {
     text: include_str!("walk.cu"),
     headers: &[SCHEDULE_HEADER],
 };
+
+const CLAIM: Source = Source {
+    name: "flamia-sched/tests/claim.cu",
+    text: include_str!("claim.cu"),
+    headers: &[CLAIM_HEADER, SCHEDULE_HEADER],
+};
+
+/// No Blackwell has run this.
+#[test]
+fn claims_of_blackwell_compile_for_it_alone() {
+    let compiler = Compiler::load().unwrap();
+    let compile = |arch| {
+        let defines = schedule_defines();
+        compiler.compile(&Program {
+            source: &CLAIM,
+            defines: &defines,
+            arch,
+        })
+    };
+    for arch in [Arch::Sm100a, Arch::Sm103a] {
+        compile(arch).unwrap().refuse_spills().unwrap();
+    }
+    assert!(compile(Arch::Sm90a).is_err());
+}
 
 #[test]
 fn every_kernel_compiles_without_spills() {
