@@ -338,24 +338,24 @@ fn longest_first(assignment: Assignment) -> Policy {
     }
 }
 
-/// Ratios to the bound, from an independent script, in thousandths.
+/// Ratios to the bound on 132 and 148 CTAs, from an independent script, in thousandths.
 #[test]
 fn alternating_assignment_stays_within_1_15_of_the_bound_on_the_nine_workloads() {
-    let expected = [
-        (
-            Mask::Causal,
-            [1031, 1031, 1031, 1031, 1002, 1009, 1076, 1076, 1006],
-        ),
-        (
-            Mask::Full,
-            [1031, 1031, 1031, 1031, 1031, 1031, 1109, 1109, 1009],
-        ),
+    let causal = [
+        [1031, 1031, 1031, 1031, 1002, 1009, 1076, 1076, 1006],
+        [1020, 1003, 1098, 1012, 1057, 1033, 1116, 1116, 1014],
     ];
-    for (mask, expected) in expected {
-        let timelines = nine(mask, longest_first(Assignment::Alternating), 132);
-        let found = timelines.map(|timeline| (1000.0 * timeline.ratio()).round() as u32);
-        assert_eq!(found, expected, "{mask}");
-        assert!(found.iter().all(|&ratio| ratio <= 1150));
+    let full = [
+        [1031, 1031, 1031, 1031, 1031, 1031, 1109, 1109, 1009],
+        [1012, 1012, 1012, 1012, 1147, 1127, 1033, 1033, 1005],
+    ];
+    for (mask, expected) in [(Mask::Causal, causal), (Mask::Full, full)] {
+        for (ctas, expected) in [132, 148].into_iter().zip(expected) {
+            let timelines = nine(mask, longest_first(Assignment::Alternating), ctas);
+            let found = timelines.map(|timeline| (1000.0 * timeline.ratio()).round() as u32);
+            assert_eq!(found, expected, "{mask}, {ctas} CTAs");
+            assert!(found.iter().all(|&ratio| ratio <= 1150));
+        }
     }
 }
 
@@ -409,7 +409,7 @@ fn removing_longest_first_costs_skewed_workloads_what_the_paper_says() {
                 let percent = penalty(workload, place, ctas);
                 assert!((20.0..35.0).contains(&percent), "{workload}: {percent} %");
             }
-            // 65,536 rows hide more: by Graham's bound nothing dynamic can lose 11 % or more here.
+            // 65,536 rows hide more: by Graham's bound nothing dynamic can lose 12 % here.
             let percent = penalty("logu29-64k", place, ctas);
             assert!((4.0..9.0).contains(&percent), "{percent} %");
         }
