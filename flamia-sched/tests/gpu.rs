@@ -8,7 +8,7 @@ use flamia_sched::cuda::{
     Boundary, BuildCall, CLAIM_HEADER, DeviceSchedule, HostSchedule, SCHEDULE_HEADER,
     ScheduleError, ScheduleKernels, schedule_defines,
 };
-use flamia_sched::work::HeadSections;
+use flamia_sched::work::{Acquisition, HeadSections};
 use flamia_sched::{Documents, DocumentsError, Mask};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -366,10 +366,7 @@ fn ctas_visit_every_item_and_head_once() {
     let bench = Bench::new();
     let gpu = &bench.gpu;
     let module = gpu.compile(&WALK, &schedule_defines()).unwrap();
-    let (walk, locate) = (
-        module.kernel("walk").unwrap(),
-        module.kernel("locate").unwrap(),
-    );
+    let [walk, locate] = ["walk", "locate"].map(|name| module.kernel(name).unwrap());
     let stream = gpu.context().default_stream();
     let documents = Documents::from_lengths(&[5000, 0, 1, 900, 257, 3000]).unwrap();
     let boundaries = Buffer::from_slice(gpu, documents.cu_seqlens()).unwrap();
@@ -440,6 +437,48 @@ fn ctas_visit_every_item_and_head_once() {
                 .map(|(item, head)| [item as u32, head as u32])
                 .collect();
             assert_eq!(first_difference(&found.download().unwrap(), &wanted), None);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn kernels_acquire_as_the_rule_says() {
+    let bench = Bench::new();
+    let gpu = &bench.gpu;
+    let module = gpu.compile(&WALK, &schedule_defines()).unwrap();
+    let kernel = module.kernel("acquisition").unwrap();
+    let stream = gpu.context().default_stream();
+    for lengths in [&[300, 300][..], &[900, 100, 100, 100], &[901, 1, 1, 1]] {
+        for mask in [Mask::Causal, Mask::Full, Mask::window(7)] {
+            let documents = Documents::from_lengths(lengths).unwrap();
+            let boundaries = Buffer::from_slice(gpu, documents.cu_seqlens()).unwrap();
+            let call = BuildCall::new(boundaries.pointer(), boundaries.len(), mask);
+            let mut schedule = DeviceSchedule::new(gpu, documents.total()).unwrap();
+            for (heads, per_section) in [(4, 4), (4, 2), (1, 1)] {
+                let order = HeadSections::new(
+                    NonZero::new(heads).unwrap(),
+                    NonZero::new(per_section).unwrap(),
+                );
+                let found = Buffer::<u32>::filled(gpu, 1, 0xff).unwrap();
+                let arguments = (
+                    schedule.pointer() + schedule.layout().header as u64,
+                    [heads as u32, per_section as u32],
+                    found.pointer(),
+                );
+                // SAFETY: the buffers live until the download, which waits.
+                unsafe {
+                    schedule
+                        .build(&bench.kernels, (&*stream).into(), &call)
+                        .unwrap();
+                    kernel
+                        .launch((&*stream).into(), Launch::linear(1, 1), arguments)
+                        .unwrap();
+                }
+                let wanted = order.acquisition(Acquisition::choose(mask, &documents));
+                let wanted = u32::from(wanted == Acquisition::Dynamic);
+                assert_eq!(found.download().unwrap(), [wanted], "{lengths:?} {mask}");
+            }
         }
     }
 }

@@ -28,7 +28,8 @@ pub struct ScheduleSummary {
     pub forward_items: usize,
     /// Items of the backward pass.
     pub backward_items: usize,
-    /// How the forward pass gets at its positions.
+    /// How the forward pass gets at its positions if all heads are in one section; see
+    /// [`HeadSections::acquisition`](crate::work::HeadSections::acquisition).
     pub acquisition: Acquisition,
 }
 
