@@ -1,0 +1,3 @@
+//! Kernels for NVIDIA GPUs.
+
+pub mod layout;
