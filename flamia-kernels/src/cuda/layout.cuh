@@ -19,21 +19,21 @@ __device__ __forceinline__ int padded_start(int start, int document) {
     return (start & ~(BLOCK_TOKENS - 1)) + BLOCK_TOKENS * document;
 }
 
-// Row image: a row of HEAD_DIM codes per slot, in the order that wgmma reads under the swizzle of that
+// Row image: a row of DIMS codes per slot, in the order that wgmma reads under the swizzle of that
 // row length (128 or 64 bytes). Where chunk `chunk` of slot `slot` lies in its row.
-template <int HEAD_DIM>
+template <int DIMS>
 __device__ __forceinline__ int row_chunk(int slot, int chunk) {
-    static_assert(HEAD_DIM == 128 || HEAD_DIM == 64, "other rows have no swizzle here");
-    return chunk ^ (HEAD_DIM == 128 ? slot & 7 : (slot >> 1) & 3);
+    static_assert(DIMS == 128 || DIMS == 64, "other rows have no swizzle here");
+    return chunk ^ (DIMS == 128 ? slot & 7 : (slot >> 1) & 3);
 }
 
 // The byte of element (slot, dim) in the row image of a head.
-template <int HEAD_DIM>
+template <int DIMS>
 __device__ __forceinline__ u64 row_byte(int slot, int dim) {
-    return (u64)slot * HEAD_DIM + row_chunk<HEAD_DIM>(slot, dim / CHUNK) * CHUNK + dim % CHUNK;
+    return (u64)slot * DIMS + row_chunk<DIMS>(slot, dim / CHUNK) * CHUNK + dim % CHUNK;
 }
 
-// Transposed image: for each block, HEAD_DIM rows of its 32 tokens, under the 32-byte swizzle. Where
+// Transposed image: for each block, DIMS rows of its 32 tokens, under the 32-byte swizzle. Where
 // chunk `chunk` (tokens 16 * chunk ..) of row `dim` lies in its row.
 __device__ __forceinline__ int transposed_chunk(int dim, int chunk) {
     return chunk ^ ((dim >> 2) & 1);
@@ -51,9 +51,9 @@ __device__ __forceinline__ int pi_byte(int token) {
 }
 
 // The byte of element (slot, dim) in the transposed image of a head.
-template <int HEAD_DIM>
+template <int DIMS>
 __device__ __forceinline__ u64 transposed_byte(int slot, int dim) {
     const int token = slot % BLOCK_TOKENS;
     const int chunk = transposed_chunk(dim, token / CHUNK);
-    return (u64)(slot - token) * HEAD_DIM + dim * BLOCK_TOKENS + chunk * CHUNK + pi_byte(token % CHUNK);
+    return (u64)(slot - token) * DIMS + dim * BLOCK_TOKENS + chunk * CHUNK + pi_byte(token % CHUNK);
 }
