@@ -72,6 +72,17 @@ pub enum LayoutError {
         /// What they need, saturated at `usize::MAX`.
         slots: usize,
     },
+    /// More blocks than a grid has CTAs.
+    #[error(
+        "{heads} heads of {blocks} token blocks are more than one launch takes ({max}): split the \
+         packed row", max = i32::MAX
+    )]
+    TooManyBlocks {
+        /// Heads of the tensor.
+        heads: usize,
+        /// Token blocks of one head.
+        blocks: usize,
+    },
 }
 
 /// The slot of a document's first row, from its first row and its number.
@@ -107,7 +118,7 @@ impl PaddedLayout {
     /// For a packed row of `tokens` rows in `documents` documents, empty ones included.
     ///
     /// # Errors
-    /// There are more slots than an `i32` counts.
+    /// There are more slots, or more blocks of all heads, than an `i32` counts.
     pub fn new(
         tokens: usize,
         documents: usize,
@@ -125,9 +136,14 @@ impl PaddedLayout {
                 slots,
             });
         }
+        let slots = tokens.next_multiple_of(BLOCK) + BLOCK * documents + SLACK;
+        let blocks = slots / BLOCK;
+        if i32::try_from(heads.saturating_mul(blocks)).is_err() {
+            return Err(LayoutError::TooManyBlocks { heads, blocks });
+        }
         Ok(Self {
             heads,
-            slots: tokens.next_multiple_of(BLOCK) + BLOCK * documents + SLACK,
+            slots,
             head_dim,
         })
     }
@@ -268,6 +284,7 @@ mod tests {
         assert!(PaddedLayout::new(most, 1, 1, HeadDim::D64).is_ok());
         assert!(PaddedLayout::new(most + 1, 1, 1, HeadDim::D64).is_err());
         assert!(PaddedLayout::new(1, usize::MAX, 1, HeadDim::D64).is_err());
+        assert!(PaddedLayout::new(1, 1, 1 << 29, HeadDim::D64).is_err());
     }
 
     proptest! {

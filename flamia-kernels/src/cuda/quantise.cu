@@ -11,10 +11,11 @@
 
 #include "e4m3.cuh"
 #include "layout.cuh"
+#include "parameters.cuh"
 
 using bf16 = unsigned short;
 
-// `Parameters` of quantise.rs. Strides are in elements. Tables that are null are not written.
+// `Parameters` of quantise.rs. Strides are in elements.
 struct Parameters {
     const bf16 *input;
     const bf16 *output;
@@ -33,24 +34,22 @@ struct Parameters {
     int heads;
     int slots;
 };
-#define SAME_OFFSET(field) \
-    static_assert(offsetof(Parameters, field) == OFFSET_##field, "not as in quantise.rs")
-SAME_OFFSET(input);
-SAME_OFFSET(output);
-SAME_OFFSET(cu_seqlens);
-SAME_OFFSET(row_image);
-SAME_OFFSET(transposed_image);
-SAME_OFFSET(scales);
-SAME_OFFSET(folds);
-SAME_OFFSET(row_sums);
-SAME_OFFSET(token_stride);
-SAME_OFFSET(head_stride);
-SAME_OFFSET(output_token_stride);
-SAME_OFFSET(output_head_stride);
-SAME_OFFSET(tokens);
-SAME_OFFSET(documents);
-SAME_OFFSET(heads);
-SAME_OFFSET(slots);
+SAME_OFFSET(Parameters, input);
+SAME_OFFSET(Parameters, output);
+SAME_OFFSET(Parameters, cu_seqlens);
+SAME_OFFSET(Parameters, row_image);
+SAME_OFFSET(Parameters, transposed_image);
+SAME_OFFSET(Parameters, scales);
+SAME_OFFSET(Parameters, folds);
+SAME_OFFSET(Parameters, row_sums);
+SAME_OFFSET(Parameters, token_stride);
+SAME_OFFSET(Parameters, head_stride);
+SAME_OFFSET(Parameters, output_token_stride);
+SAME_OFFSET(Parameters, output_head_stride);
+SAME_OFFSET(Parameters, tokens);
+SAME_OFFSET(Parameters, documents);
+SAME_OFFSET(Parameters, heads);
+SAME_OFFSET(Parameters, slots);
 
 constexpr u32 ALL_LANES = 0xffffffff;
 constexpr int WARPS = 2;
@@ -196,7 +195,8 @@ __device__ __forceinline__ u32 block_amax(const Values<float> &x, Place place) {
         }
     }
     __shared__ u32 of_warps[WARPS];
-    of_warps[place.warp] = __reduce_max_sync(ALL_LANES, amax);
+    amax = __reduce_max_sync(ALL_LANES, amax);
+    if (threadIdx.x % 32 == 0) of_warps[place.warp] = amax;
     __syncthreads();
     return max(of_warps[0], of_warps[1]);
 }
@@ -431,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_cons
     if constexpr (ROW_SUMS) store_row_sums(p.row_sums + slot, x, output, overrides, scale.scale(), place);
     if (threadIdx.x == 0) {
         const u64 entry = slot / BLOCK_TOKENS;
-        if (p.scales) p.scales[entry] = scale.scale();
-        if (p.folds) p.folds[entry] = scale.fold();
+        p.scales[entry] = scale.scale();
+        p.folds[entry] = scale.fold();
     }
 }
