@@ -10,12 +10,12 @@ pub struct Cubin {
     pub name: &'static str,
     /// What it runs on.
     pub arch: Arch,
-    /// The file that the driver loads.
-    pub image: Vec<u8>,
     /// Every kernel, by name.
     pub kernels: Vec<KernelResources>,
     /// The compiler's warnings, each with the source lines it quotes.
     pub warnings: Vec<String>,
+    /// Out of reach: the driver reads as far as its ELF header says.
+    image: Vec<u8>,
     /// Functions that were not inlined.
     functions: Vec<KernelResources>,
     serialised: Vec<String>,
@@ -65,6 +65,11 @@ impl Cubin {
             functions: report.functions,
             serialised: report.serialised,
         }
+    }
+
+    /// The file that the driver loads.
+    pub fn image(&self) -> &[u8] {
+        &self.image
     }
 
     /// An error if any function spills registers, or if ptxas remarked that it serialised wgmma

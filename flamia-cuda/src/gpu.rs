@@ -139,7 +139,7 @@ impl Gpu {
             });
         }
         Ok(Module {
-            handle: Arc::new(ModuleHandle::load(&self.context, &cubin.image)?),
+            handle: Arc::new(ModuleHandle::load(&self.context, cubin)?),
             source_name: cubin.name,
             kernels: cubin
                 .kernels
@@ -186,11 +186,12 @@ impl Module {
             });
         };
         let function = self.handle.function(c_name)?;
+        let static_shared = function.static_shared()?;
         Ok(Kernel(Arc::new(Loaded {
             name: name.to_owned(),
             parameters: function.parameters()?,
-            static_shared: function.static_shared()?,
-            dynamic_limit: AtomicU32::new(UNTIL_SET),
+            static_shared,
+            dynamic_limit: AtomicU32::new(UNTIL_SET.saturating_sub(static_shared)),
             shared_bytes: self.shared_bytes,
             function,
         })))

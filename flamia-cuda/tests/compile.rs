@@ -54,8 +54,8 @@ fn log_of(error: CompileError) -> String {
 
 /// The architecture that a cubin's ELF header names: bits 8 to 15 of its flags hold its number.
 fn chip(cubin: &Cubin) -> u8 {
-    assert_eq!(&cubin.image[..4], b"\x7fELF");
-    cubin.image[49]
+    assert_eq!(&cubin.image()[..4], b"\x7fELF");
+    cubin.image()[49]
 }
 
 #[test]
@@ -286,12 +286,12 @@ fn a_program_is_compiled_once() {
     let second = compiler(folder.path());
     let cached = second.compile(&scale(&factor(3))).unwrap();
     assert_eq!(second.compilations(), 0);
-    assert!(cached.image == compiled.image);
+    assert!(cached.image() == compiled.image());
     assert_eq!(cached.kernels, compiled.kernels);
 
     let other = second.compile(&scale(&factor(5))).unwrap();
     assert_eq!(second.compilations(), 1);
-    assert!(other.image != compiled.image);
+    assert!(other.image() != compiled.image());
     assert_eq!(entries(folder.path()).len(), 2);
 }
 
@@ -310,7 +310,7 @@ fn a_damaged_entry_is_compiled_anew() {
         for compilations in [1, 0] {
             let compiler = compiler(folder.path());
             let cubin = compiler.compile(&scale(&factor(3))).unwrap();
-            assert!(cubin.image == compiled.image);
+            assert!(cubin.image() == compiled.image());
             assert_eq!(compiler.compilations(), compilations);
         }
     }
@@ -376,8 +376,8 @@ fn processes_compile_a_program_once() {
             let cubin = compiler.compile(&scale(&factor(value))).unwrap();
             println!(
                 "\nimage {value} {} {:?}",
-                cubin.image.len(),
-                &cubin.image[cubin.image.len() / 2..]
+                cubin.image().len(),
+                &cubin.image()[cubin.image().len() / 2..]
             );
         }
         println!("\ncompiled {}", compiler.compilations());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, result, sys};
 
 use super::driver::{Current, check, told};
+use crate::cubin::Cubin;
 use crate::error::GpuError;
 use crate::launch::{Launch, sealed::Argument};
 
@@ -30,11 +31,10 @@ unsafe impl Send for ModuleHandle {}
 unsafe impl Sync for ModuleHandle {}
 
 impl ModuleHandle {
-    /// Loads a cubin, which its ELF header says the length of: `image` is one that NVRTC made.
-    pub fn load(context: &Arc<CudaContext>, image: &[u8]) -> Result<Self, GpuError> {
+    pub fn load(context: &Arc<CudaContext>, cubin: &Cubin) -> Result<Self, GpuError> {
         let _current = Current::make(context)?;
-        // SAFETY: a whole cubin, which the driver copies.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        // SAFETY: a whole image, as NVRTC made it and nothing changed it, which the driver copies.
+        let module = unsafe { result::module::load_data(cubin.image().as_ptr().cast()) };
         Ok(Self {
             module: check("load a cubin", module)?,
             context: Arc::clone(context),

@@ -1,0 +1,7 @@
+//! Kernels for NVIDIA GPUs.
+
+pub mod layout;
+pub mod quantise;
+pub mod tensor;
+
+mod parameters;
