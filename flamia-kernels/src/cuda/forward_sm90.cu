@@ -10,14 +10,16 @@
 // remains in shared memory from earlier tiles may be anything, also NaN. It is never multiplied with
 // a value that counts: scores are masked by selection, and P V visits no block that a row does not
 // see, since 0 times NaN is NaN.
+#include "layout.cuh"
+#include "parameters.cuh"
 #include "schedule.cuh"
 #include "softmax.cuh"
 
-// HEAD_DIM is 64 or 128, ITEM_ROWS 128 or 192, MASK one of these.
+// Constants: HEAD_DIM (64 or 128), ITEM_ROWS (128 or 192), STAGES of the ring, and MASK, one of these.
 enum MaskKind { CAUSAL = 0, FULL = 1, WINDOW = 2 };
 
 constexpr int TILE = 128;   // keys
-constexpr int BLOCK = 32;   // rows that share a scale
+constexpr int BLOCK = BLOCK_TOKENS;
 constexpr int GROUP_ROWS = 64;  // query rows of a warpgroup
 constexpr u32 WARPGROUPS = ITEM_ROWS / GROUP_ROWS;
 constexpr u32 THREADS = 128 * (WARPGROUPS + 1);
@@ -33,22 +35,23 @@ static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
 static_assert(ITEM_ROWS % GROUP_ROWS == 0 && WARPGROUPS >= 2 && WARPGROUPS <= 3, "register budget");
 static_assert(TILE / BLOCK == GROUPS, "the softmax works on whole tiles");
 
-struct ForwardParams {
-    const u8* q;  // [heads][padded_rows] rows
-    const float* q_scale;  // [heads][padded_rows / 32]
-    const u8* k;  // [kv_heads][padded_rows] rows
-    const float* k_scale;
-    const u8* v;  // [kv_heads][padded_rows / 32] transposed blocks
-    const float* v_fold;
-    u16* o;  // [rows][heads][HEAD_DIM], BF16
-    float* lse;  // [heads][rows]
-    const WorkItem* items;
-    const ScheduleHeader* header;
-    u32* counter;
-    i64 o_row_stride;  // in elements
+// `Parameters` of forward.rs. Strides are in elements.
+struct Parameters {
+    const u8 *q;  // [heads][slots] rows
+    const float *q_scales;  // [heads][blocks]
+    const u8 *k;  // [kv_heads][slots] rows
+    const float *k_scales;
+    const u8 *v;  // [kv_heads][blocks] transposed
+    const float *v_folds;
+    u16 *o;  // [tokens][heads][HEAD_DIM], BF16
+    float *lse;  // [heads][tokens]
+    const WorkItem *items;
+    const ScheduleHeader *header;
+    u32 *counter;
+    i64 o_token_stride;
     i64 o_head_stride;
-    i64 rows;
-    i64 padded_rows;
+    int tokens;
+    int slots;
     u32 heads;
     u32 heads_per_kv_head;
     u32 heads_per_section;
@@ -58,7 +61,29 @@ struct ForwardParams {
     float tau;
     u32 reserved;
 };
-static_assert(sizeof(ForwardParams) == HOST_SIZEOF_FORWARD_PARAMS, "host and device disagree");
+SAME_OFFSET(Parameters, q);
+SAME_OFFSET(Parameters, q_scales);
+SAME_OFFSET(Parameters, k);
+SAME_OFFSET(Parameters, k_scales);
+SAME_OFFSET(Parameters, v);
+SAME_OFFSET(Parameters, v_folds);
+SAME_OFFSET(Parameters, o);
+SAME_OFFSET(Parameters, lse);
+SAME_OFFSET(Parameters, items);
+SAME_OFFSET(Parameters, header);
+SAME_OFFSET(Parameters, counter);
+SAME_OFFSET(Parameters, o_token_stride);
+SAME_OFFSET(Parameters, o_head_stride);
+SAME_OFFSET(Parameters, tokens);
+SAME_OFFSET(Parameters, slots);
+SAME_OFFSET(Parameters, heads);
+SAME_OFFSET(Parameters, heads_per_kv_head);
+SAME_OFFSET(Parameters, heads_per_section);
+SAME_OFFSET(Parameters, window);
+SAME_OFFSET(Parameters, scale);
+SAME_OFFSET(Parameters, c);
+SAME_OFFSET(Parameters, tau);
+SAME_OFFSET(Parameters, reserved);
 
 // An item for one head; the work is over when the document has no rows.
 struct Work {
@@ -67,7 +92,6 @@ struct Work {
 };
 
 constexpr u32 Q_SLOTS = 2;  // the next item's queries come in while this one's are used
-constexpr u32 STAGES = 5;
 // On a barrier of loads: one that announces the bulk copies, and one by each lane of the producer
 // for its word copies.
 constexpr u32 LOAD_ARRIVALS = 1 + 32;
@@ -83,7 +107,7 @@ struct SharedMemory {
     u64 q_full[Q_SLOTS], q_empty[Q_SLOTS];
     u64 full[STAGES], empty[STAGES];
 };
-static_assert(sizeof(SharedMemory) <= 232448, "what a CTA may have");
+static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
 
 
 // A position in a ring of stages, and how often it went round.
@@ -127,15 +151,10 @@ __device__ inline Range group_rows(const WorkItem& item, u32 group) {
     return {first, min(first + GROUP_ROWS, item.len)};
 }
 
-// A document's first row in padded coordinates.
-__device__ inline i64 padded_start(const WorkItem& item) {
-    return (item.start & ~(BLOCK - 1)) + i64(BLOCK) * item.document;
-}
-
 // ---- the producer warp: walks the schedule and keeps the queries and the ring of stages filled
 
 struct Producer {
-    const ForwardParams& p;
+    const Parameters& p;
     SharedMemory& shared;
     u32 lane;
     Ring queries, ring;
@@ -173,7 +192,7 @@ struct Producer {
         // Keys that the item does not see stay where they are, but for the rest of their block.
         const Range keys = keys_seen(rows, item.len, p.window);
         const Range tiles = covering(keys, TILE);
-        const i64 start = work.head / p.heads_per_kv_head * p.padded_rows + padded_start(item);
+        const i64 start = i64(work.head / p.heads_per_kv_head) * p.slots + padded_start(item.start, item.document);
         for (int tile = tiles.end - 1; tile >= tiles.begin; tile--) {
             const int first = tile * TILE;
             load_keys(start + first, min(TILE, round_up(keys.end - first, BLOCK)));
@@ -184,7 +203,7 @@ struct Producer {
         const u32 slot = queries.stage;
         u64& full = shared.q_full[slot];
         const u32 count = round_up(rows.end - rows.begin, BLOCK);
-        const i64 first = work.head * p.padded_rows + padded_start(work.item) + rows.begin;
+        const i64 first = i64(work.head) * p.slots + padded_start(work.item.start, work.item.document) + rows.begin;
         barrier_wait(shared.q_empty[slot], queries.parity ^ 1);
         if (lane == 0) {
             shared.work[slot] = work;
@@ -192,7 +211,7 @@ struct Producer {
             bulk_copy(shared.q[slot], p.q + first * HEAD_DIM, count * HEAD_DIM, full);
         }
         if (lane < ITEM_ROWS / BLOCK)
-            word_copy(&shared.q_scale[slot][lane], p.q_scale + first / BLOCK + lane, lane < count / BLOCK);
+            word_copy(&shared.q_scale[slot][lane], p.q_scales + first / BLOCK + lane, lane < count / BLOCK);
         barrier_arrive_after_word_copies(full);
         queries.advance(Q_SLOTS);
     }
@@ -214,7 +233,7 @@ struct Producer {
         if (lane < 2 * GROUPS) {
             const bool of_keys = lane < GROUPS;
             float* to = of_keys ? shared.k_scale[stage] : shared.v_fold[stage];
-            const float* from = of_keys ? p.k_scale : p.v_fold;
+            const float* from = of_keys ? p.k_scales : p.v_folds;
             word_copy(to + block, from + first / BLOCK + block, block < count / BLOCK);
         }
         barrier_arrive_after_word_copies(full);
@@ -222,10 +241,34 @@ struct Producer {
     }
 };
 
-// ---- a consumer warpgroup: 64 query rows, of which a thread holds two and a warp 16
+// ---- consumers
+
+// Which blocks of a masked tile's values a warp takes. Its rows lie in one block of 32 and may see one
+// block less, at either end, than the rest of its warpgroup, which multiplies together: it drops the
+// sum after a block in front of its own, and takes it before one behind them.
+struct VisibleBlocks {
+    u32 multiplied = 0, dropped = 0, promoted = 0;  // a bit for each block
+
+    __device__ VisibleBlocks(const WorkItem& item, int tile, u32 group, u32 warp, int window) {
+        const Range rows = group_rows(item, group);
+        const int first = rows.begin + int(warp / 2) * BLOCK;
+        const Range own = covering(keys_seen({first, min(first + BLOCK, item.len)}, item.len, window), BLOCK);
+        const Range all = covering(keys_seen(rows, item.len, window), BLOCK);
+#pragma unroll
+        for (u32 g = 0; g < GROUPS; g++) {
+            const int block = tile * int(GROUPS) + int(g);
+            const bool seen = block >= own.begin && block < own.end;
+            multiplied |= u32(block >= all.begin && block < all.end) << g;
+            dropped |= u32(MASK == WINDOW && block < own.begin) << g;
+            promoted |= u32(seen && (g == GROUPS - 1 || block == own.end - 1)) << g;
+        }
+    }
+};
+
+// A warpgroup: 64 query rows, of which a thread holds two and a warp 16
 
 struct Consumer {
-    const ForwardParams& p;
+    const Parameters& p;
     SharedMemory& shared;
     u32 group;
     Ring queries, ring;
@@ -243,13 +286,18 @@ struct Consumer {
     __device__ u32 warp() const { return threadIdx.x / 32 % 4; }
     __device__ u32 lane() const { return threadIdx.x % 32; }
 
+    // One of the thread's two rows, counted from the document's start.
+    __device__ int thread_row(const WorkItem& item, u32 half) const {
+        return item.first + int(group * GROUP_ROWS + 16 * warp() + 8 * half + lane() / 4);
+    }
+
+    // The work item is read from shared memory where it is needed: registers are for fragments.
     __device__ void attend(u32 slot) {
-        const Work work = shared.work[slot];
+        const Work& work = shared.work[slot];
         const WorkItem& item = work.item;
-        const Range rows = group_rows(item, group);
         const Range item_tiles = covering(keys_seen(item_rows(item), item.len, p.window), TILE);
-        const Range keys = keys_seen(rows, item.len, p.window);
-        const Range tiles = covering(keys, TILE);
+        const Range tiles = covering(keys_seen(group_rows(item, group), item.len, p.window), TILE);
+        const Range clear = tiles_without_mask(item);
         const u64 q = operand_descriptor(shared.q[slot] + group * GROUP_ROWS * HEAD_DIM, ROW_SWIZZLE);
         const float q_scale = p.scale * shared.q_scale[slot][(group * GROUP_ROWS + 16 * warp()) / BLOCK];
 
@@ -261,26 +309,28 @@ struct Consumer {
         for (int tile = item_tiles.end - 1; tile >= item_tiles.begin; tile--) {
             // Also where this warpgroup sees nothing of the tile: so none gets ahead of the ring.
             barrier_wait(shared.full[ring.stage], ring.parity);
-            if (tile < tiles.end && tile >= tiles.begin) {
-                const u32 stage = ring.stage;
-                const TileScales scales(q_scale, load4(shared.k_scale[stage]), load4(shared.v_fold[stage]));
+            if (tile >= tiles.begin && tile < tiles.end) {
                 float s[64];
-                scores(s, q, stage);
+                scores(s, q, ring.stage);
+                const TileScales scales(q_scale, load4(shared.k_scale[ring.stage]), load4(shared.v_fold[ring.stage]));
                 u32 codes[GROUPS][4];
-                if (needs_mask(tile, rows, item.len)) {
-                    mask(s, rows.begin, item.len, tile);
+                if (tile >= clear.begin && tile < clear.end) {
                     softmax.probabilities(s, scales, {p.c, p.tau}, codes);
-                    add_values_masked(o, codes, softmax, stage, tile, rows, item.len);
+                    add_values(o, codes, softmax, ring.stage);
                 } else {
+                    mask(s, item, tile);
                     softmax.probabilities(s, scales, {p.c, p.tau}, codes);
-                    add_values(o, codes, softmax, stage);
+                    add_values_masked(o, codes, softmax, ring.stage, VisibleBlocks(item, tile, group, warp(), p.window));
                 }
             }
+            // The MMA is the whole warpgroup's: once it is over for one warp, none needs the stage.
             if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty[ring.stage]);
             ring.advance(STAGES);
         }
-        if (threadIdx.x % 128 == 0) barrier_arrive(shared.q_empty[slot]);
-        store(o, softmax, work, rows);
+        store(o, softmax, work);
+        // Every warp, since each reads the work item until the end.
+        __syncwarp();
+        if (lane() == 0) barrier_arrive(shared.q_empty[slot]);
     }
 
     static __device__ float4 load4(const float (&values)[GROUPS]) { return *reinterpret_cast<const float4*>(values); }
@@ -323,23 +373,15 @@ struct Consumer {
         for (u32 i = 0; i < WORDS; i++) o[i] = fmaf(o[i], softmax.rescale[i / 2 % 2], t[i]);
     }
 
-    // The same block by block, over those that the warpgroup sees. A warp's rows lie in one block of
-    // 32, and may see one block less than the other warps at either end: what it does not see may be
-    // NaN, so it drops a block in front of its own and stops before one behind them.
+    // The same block by block. What a warp does not see may be NaN, which 0 does not undo.
     __device__ void add_values_masked(float (&o)[WORDS], u32 (&codes)[GROUPS][4], const SoftmaxRows& softmax,
-                                      u32 stage, int tile, Range rows, int len) const {
-        const int block_rows = rows.begin + int(warp() / 2) * BLOCK;
-        const Range own = covering(keys_seen({block_rows, min(block_rows + BLOCK, len)}, len, p.window), BLOCK);
-        const Range all = covering(keys_seen(rows, len, p.window), BLOCK);
-        const int first = tile * int(GROUPS);
-        const int last_own = min(own.end, first + int(GROUPS)) - 1;
+                                      u32 stage, VisibleBlocks blocks) const {
         float t[WORDS];
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) t[i] = 0;
 #pragma unroll
         for (u32 g = 0; g < GROUPS; g++) {
-            const int block = first + g;
-            if (block < all.begin || block >= all.end) continue;
+            if (!(blocks.multiplied >> g & 1)) continue;
             pin(t);
             pin(codes);
             wgmma_fence();
@@ -348,30 +390,30 @@ struct Consumer {
             wgmma_wait();
             pin(t);
             pin(codes);
-            if (block < own.begin) {
+            if (blocks.dropped >> g & 1) {
 #pragma unroll
                 for (u32 i = 0; i < WORDS; i++) t[i] = 0;
-            } else if (block == last_own) {
-                promote(o, t, softmax);
             }
+            if (blocks.promoted >> g & 1) promote(o, t, softmax);
         }
     }
 
-    // Whether some row of the warpgroup must not see some key of a tile.
-    __device__ bool needs_mask(int tile, Range rows, int len) const {
-        const Range keys = {tile * TILE, (tile + 1) * TILE};
-        if (MASK == FULL) return keys.end > len;
-        return keys.end - 1 > rows.begin || (MASK == WINDOW && keys.begin < rows.end - p.window);
+    // The tiles of which every row of the warpgroup sees every key.
+    __device__ Range tiles_without_mask(const WorkItem& item) const {
+        const Range rows = group_rows(item, group);
+        if (MASK == FULL) return {0, item.len / TILE};
+        const int begin = MASK == WINDOW ? (max(0, rows.end - p.window) + TILE - 1) / TILE : 0;
+        return {begin, (rows.begin + 1) / TILE};
     }
 
     // -inf for what a row must not see; a selection, so that NaN goes as well.
-    __device__ void mask(float (&s)[64], int first_row, int len, int tile) const {
+    __device__ void mask(float (&s)[64], const WorkItem& item, int tile) const {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            const int row = first_row + 16 * warp() + lane() / 4 + 8 * half;
+            const int row = thread_row(item, half);
             // Counted from this thread's first column.
             const int origin = tile * TILE + 2 * (lane() % 4);
-            const int end = (MASK == FULL ? len : row + 1) - origin;
+            const int end = (MASK == FULL ? item.len : row + 1) - origin;
             const int begin = end - p.window;
 #pragma unroll
             for (u32 g = 0; g < GROUPS; g++)
@@ -386,13 +428,14 @@ struct Consumer {
     }
 
     // Normalised rows of the document in BF16, and their LSE. A row that saw no key is zero, with +inf.
-    __device__ void store(float (&o)[WORDS], const SoftmaxRows& softmax, const Work& work, Range rows) const {
+    __device__ void store(float (&o)[WORDS], const SoftmaxRows& softmax, const Work& work) const {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            const int row = rows.begin + 16 * warp() + lane() / 4 + 8 * half;
+            const int row = thread_row(work.item, half);
+            const bool present = row < work.item.len;
             const float sum = quad_sum(softmax.sum[half]);
             const float factor = sum == 0 ? 0 : 1 / sum;
-            u16* to = p.o + (work.item.start + row) * p.o_row_stride + work.head * p.o_head_stride;
+            u16* to = p.o + i64(work.item.start + row) * p.o_token_stride + i64(work.head) * p.o_head_stride;
             // A thread of a quad holds a pair of every 8 columns; together they turn four pairs of
             // each into one thread's 16 bytes.
 #pragma unroll
@@ -404,18 +447,18 @@ struct Consumer {
                     words[i] = sum == 0 ? 0 : bf16x2(pair[0] * factor, pair[1] * factor);
                 }
                 quad_transpose(words);
-                if (row < rows.end)
+                if (present)
                     *reinterpret_cast<uint4*>(to + 32 * run + 8 * (lane() % 4)) =
                         make_uint4(words[0], words[1], words[2], words[3]);
             }
-            if (row < rows.end && lane() % 4 == 0)
-                p.lse[work.head * p.rows + work.item.start + row] =
+            if (present && lane() % 4 == 0)
+                p.lse[i64(work.head) * p.tokens + work.item.start + row] =
                     sum == 0 ? INF : (softmax.reference[half] - p.c + log2f(sum)) * LN_2;
         }
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ ForwardParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) u8 memory[];
     SharedMemory& shared = *reinterpret_cast<SharedMemory*>(memory);
     // The same for a warp, which the compiler cannot know of threadIdx.x.
@@ -424,7 +467,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < Q_SLOTS; i++) {
             barrier_init(shared.q_full[i], LOAD_ARRIVALS);
-            barrier_init(shared.q_empty[i], WARPGROUPS);
+            barrier_init(shared.q_empty[i], 4 * WARPGROUPS);
         }
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(shared.full[i], LOAD_ARRIVALS);

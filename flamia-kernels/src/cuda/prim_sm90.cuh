@@ -1,11 +1,10 @@
 // The Hopper instructions that the attention kernels use, one function each. No policy here, and no
-// assembly anywhere else.
+// assembly in what is built on it.
 #pragma once
 
-using u8 = unsigned char;
+#include "layout.cuh"
+
 using u16 = unsigned short;
-using u32 = unsigned int;
-using u64 = unsigned long long;
 using i64 = long long;
 
 // Shared memory as the asynchronous units address it.
@@ -89,20 +88,6 @@ __device__ inline float exp2_approximate(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-// Four E4M3 codes, the first in the lowest byte. Volatile, so that it stays behind the wait for the
-// wgmma that still reads the register it defines.
-__device__ inline u32 e4m3x4(float a, float b, float c, float d) {
-    u32 codes;
-    asm volatile(
-        "{ .reg .b16 low, high;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-        "mov.b32 %0, {low, high}; }"
-        : "=r"(codes)
-        : "f"(a), "f"(b), "f"(c), "f"(d));
-    return codes;
 }
 
 // Two BF16 values, the first in the lower half.

@@ -5,6 +5,7 @@
 // `half`, column j of group g is score(s, g, half, j). The four threads of a quad share their rows.
 #pragma once
 
+#include "e4m3.cuh"
 #include "prim_sm90.cuh"
 
 constexpr u32 GROUPS = 4;         // of 32 keys in a tile
@@ -60,8 +61,8 @@ struct SoftmaxRows {
 #pragma unroll
             for (u32 r = 0; r < 4; r++) {
                 const u32 half = r % 2, column = 4 * (r / 2);
-                codes[g][r] = e4m3x4(score(s, g, half, column), score(s, g, half, column + 1),
-                                     score(s, g, half, column + 2), score(s, g, half, column + 3));
+                codes[g][r] = pack_e4m3(score(s, g, half, column), score(s, g, half, column + 1),
+                                        score(s, g, half, column + 2), score(s, g, half, column + 3));
             }
     }
 
