@@ -7,7 +7,7 @@
 // lane's own registers.
 //
 // Constants: HEAD_DIM (64 or 128), and as 0 or 1 HADAMARD (rotate first), ROW_IMAGE and
-// TRANSPOSED_IMAGE (what is written), ROW_SUMS (D = rowsum(x_hat * o) as well).
+// TRANSPOSED_IMAGE (what is written), ROW_SUMS (D = rowsum(x_hat * o) as well, beside a row image).
 
 #include "e4m3.cuh"
 #include "layout.cuh"
@@ -126,13 +126,22 @@ __device__ __forceinline__ void load(uint4 (&raw)[TOKENS][SPANS], const bf16 *he
     }
 }
 
-__device__ __forceinline__ void widen(float (&values)[VECTOR], uint4 raw) {
-    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+// Brings what `load` will read into the L2 cache, where it waits without taking registers.
+__device__ __forceinline__ void prefetch(const bf16 *head, long long stride, Rows rows, Place place) {
 #pragma unroll
-    for (int j = 0; j < VECTOR; j += 2) {
-        values[j] = __uint_as_float(words[j / 2] << 16);
-        values[j + 1] = __uint_as_float(words[j / 2] & 0xffff0000);
+    for (int i = 0; i < TOKENS; i++) {
+        const int token = place.token(i);
+        const bf16 *row = head + (rows.first + token) * stride;
+#pragma unroll
+        for (int s = 0; s < SPANS; s++) {
+            if (token < rows.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + place.dim(s)));
+        }
     }
+}
+
+__device__ __forceinline__ void widen(float &low, float &high, u32 pair) {
+    low = __uint_as_float(pair << 16);
+    high = __uint_as_float(pair & 0xffff0000);
 }
 
 // The normalised Hadamard rotation, in the order of `flamia_format::hadamard`: butterflies with
@@ -295,20 +304,27 @@ struct Overrides {
 };
 
 // Eight features of a token as codes.
-__device__ __forceinline__ uint2 row_codes(const Values<float> &x, int i, int s, const Overrides &overrides) {
-    const float(&v)[VECTOR] = x[i][s];
-    return make_uint2(overrides.row(pack_e4m3(v[0], v[1], v[2], v[3]), i),
-                      overrides.row(pack_e4m3(v[4], v[5], v[6], v[7]), i));
+using RowCodes = uint2[TOKENS][SPANS];
+
+__device__ __forceinline__ void encode_rows(RowCodes &codes, const Values<float> &x, const Overrides &overrides) {
+#pragma unroll
+    for (int i = 0; i < TOKENS; i++) {
+#pragma unroll
+        for (int s = 0; s < SPANS; s++) {
+            const float(&v)[VECTOR] = x[i][s];
+            codes[i][s].x = overrides.row(pack_e4m3(v[0], v[1], v[2], v[3]), i);
+            codes[i][s].y = overrides.row(pack_e4m3(v[4], v[5], v[6], v[7]), i);
+        }
+    }
 }
 
 // Eight lanes write half a row or a whole one: whole sectors, so that no staging is needed.
-__device__ __forceinline__ void store_rows(u8 *block, const Values<float> &x, const Overrides &overrides, Place place) {
+__device__ __forceinline__ void store_rows(u8 *block, const RowCodes &codes, Place place) {
 #pragma unroll
     for (int i = 0; i < TOKENS; i++) {
-        const int token = place.token(i);
 #pragma unroll
         for (int s = 0; s < SPANS; s++) {
-            *(uint2 *)(block + row_byte<HEAD_DIM>(token, place.dim(s))) = row_codes(x, i, s, overrides);
+            *(uint2 *)(block + row_byte<HEAD_DIM>(place.token(i), place.dim(s))) = codes[i][s];
         }
     }
 }
@@ -358,38 +374,35 @@ __device__ __forceinline__ void transpose(float (&values)[4], int m) {
 
 // D = rowsum(x_hat * o) of the block's tokens, added in the order of the CPU's `lane_sum`: 16 sums
 // over every sixteenth feature, in their order, then pairs of sums.
-__device__ __forceinline__ void store_row_sums(float *block, const Values<float> &x, const uint4 (&output)[TOKENS][SPANS],
-                                               const Overrides &overrides, float scale, Place place) {
-    Values<float> products;
-#pragma unroll
-    for (int i = 0; i < TOKENS; i++) {
-#pragma unroll
-        for (int s = 0; s < SPANS; s++) {
-            const uint2 codes = row_codes(x, i, s, overrides);
-            float o[VECTOR], first[4], second[4];
-            widen(o, output[i][s]);
-            unpack_e4m3(codes.x, first);
-            unpack_e4m3(codes.y, second);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                products[i][s][j] = __fmul_rn(first[j] * scale, o[j]);
-                products[i][s][j + 4] = __fmul_rn(second[j] * scale, o[j + 4]);
-            }
-        }
-    }
+__device__ __forceinline__ void store_row_sums(float *block, const RowCodes &codes, const uint4 (&output)[TOKENS][SPANS],
+                                               float scale, Place place) {
     // Lanes 2m and 2m + 1 hold the features of term m of every four terms, for all of their tokens.
     // They take token m instead, with all terms.
     const int m = place.column / 2;
     float sums[VECTOR];
 #pragma unroll
-    for (int j = 0; j < VECTOR; j++) {
-        sums[j] = 0.0f;
+    for (int half = 0; half < 2; half++) {
+        float(&sum)[4] = (float(&)[4])sums[4 * half];
+#pragma unroll
+        for (int j = 0; j < 4; j++) sum[j] = 0.0f;
 #pragma unroll
         for (int s = 0; s < SPANS; s++) {
-            float terms[4] = {products[0][s][j], products[1][s][j], products[2][s][j], products[3][s][j]};
-            transpose(terms, m);
+            float terms[4][TOKENS];
 #pragma unroll
-            for (int k = 0; k < 4; k++) sums[j] = __fadd_rn(sums[j], terms[k]);
+            for (int i = 0; i < TOKENS; i++) {
+                float x[4], o[4];
+                unpack_e4m3(half ? codes[i][s].y : codes[i][s].x, x);
+                widen(o[0], o[1], half ? output[i][s].z : output[i][s].x);
+                widen(o[2], o[3], half ? output[i][s].w : output[i][s].y);
+#pragma unroll
+                for (int j = 0; j < 4; j++) terms[j][i] = __fmul_rn(x[j] * scale, o[j]);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                transpose(terms[j], m);
+#pragma unroll
+                for (int k = 0; k < 4; k++) sum[j] = __fadd_rn(sum[j], terms[j][k]);
+            }
         }
     }
 #pragma unroll
@@ -402,7 +415,11 @@ __device__ __forceinline__ void store_row_sums(float *block, const Values<float>
     if (place.column % 2 == 0) block[place.token(m)] = sums[0];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_constant__ Parameters p) {
+// CTAs that an SM holds at least: warps whose loads hide one another's latency are worth more than
+// registers.
+constexpr int CTAS = HEAD_DIM == 128 ? 10 : 16;
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) quantise(const __grid_constant__ Parameters p) {
     const int head = blockIdx.x % p.heads;
     const int block = blockIdx.x / p.heads;
     const Rows rows = rows_of_block(p, block * BLOCK_TOKENS);
@@ -411,14 +428,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_cons
     const Place place;
     uint4 raw[TOKENS][SPANS];
     load(raw, p.input + head * p.head_stride, p.token_stride, rows, place);
-    uint4 output[TOKENS][SPANS];
-    if constexpr (ROW_SUMS) load(output, p.output + head * p.output_head_stride, p.output_token_stride, rows, place);
+    const bf16 *output = ROW_SUMS ? p.output + head * p.output_head_stride : nullptr;
+    if constexpr (ROW_SUMS) prefetch(output, p.output_token_stride, rows, place);
 
     Values<float> x;
 #pragma unroll
     for (int i = 0; i < TOKENS; i++) {
 #pragma unroll
-        for (int s = 0; s < SPANS; s++) widen(x[i][s], raw[i][s]);
+        for (int s = 0; s < SPANS; s++) {
+            widen(x[i][s][0], x[i][s][1], raw[i][s].x);
+            widen(x[i][s][2], x[i][s][3], raw[i][s].y);
+            widen(x[i][s][4], x[i][s][5], raw[i][s].z);
+            widen(x[i][s][6], x[i][s][7], raw[i][s].w);
+        }
     }
     if constexpr (HADAMARD) rotate(x, place);
     const BlockScale scale(block_amax(x, place));
@@ -426,12 +448,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_cons
 
     const Overrides overrides(scale, rows, place);
     const u64 slot = (u64)head * p.slots + block * BLOCK_TOKENS;
-    if constexpr (ROW_IMAGE) store_rows(p.row_image + slot * HEAD_DIM, x, overrides, place);
-    if constexpr (TRANSPOSED_IMAGE) store_transposed(p.transposed_image + slot * HEAD_DIM, x, overrides, place);
-    if constexpr (ROW_SUMS) store_row_sums(p.row_sums + slot, x, output, overrides, scale.scale(), place);
     if (threadIdx.x == 0) {
-        const u64 entry = slot / BLOCK_TOKENS;
-        p.scales[entry] = scale.scale();
-        p.folds[entry] = scale.fold();
+        p.scales[slot / BLOCK_TOKENS] = scale.scale();
+        p.folds[slot / BLOCK_TOKENS] = scale.fold();
+    }
+    RowCodes codes;
+    if constexpr (ROW_IMAGE) {
+        encode_rows(codes, x, overrides);
+        store_rows(p.row_image + slot * HEAD_DIM, codes, place);
+    }
+    if constexpr (TRANSPOSED_IMAGE) store_transposed(p.transposed_image + slot * HEAD_DIM, x, overrides, place);
+    if constexpr (ROW_SUMS) {
+        load(raw, output, p.output_token_stride, rows, place);
+        store_row_sums(p.row_sums + slot, codes, raw, scale.scale(), place);
     }
 }

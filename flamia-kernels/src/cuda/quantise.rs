@@ -105,6 +105,25 @@ pub struct Quantisation {
 }
 
 impl Quantisation {
+    /// All that there are.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let head_dims = [HeadDim::D64, HeadDim::D128];
+        let forms = move |forms| head_dims.map(|head_dim| (head_dim, forms));
+        let hadamard = |(head_dim, forms)| {
+            [false, true].map(|hadamard| Self {
+                head_dim,
+                hadamard,
+                forms,
+            })
+        };
+        let all = Forms::ALL.into_iter().flat_map(forms).flat_map(hadamard);
+        all.filter(|quantisation| !quantisation.is_rotated_d())
+    }
+
+    const fn is_rotated_d(&self) -> bool {
+        self.hadamard && self.forms.has_row_sums()
+    }
+
     /// The macros that [`SOURCE`] is compiled with.
     pub fn defines(&self) -> Vec<(&'static str, String)> {
         let flag = |value: bool| u8::from(value).to_string();
@@ -268,7 +287,7 @@ impl Quantiser {
     /// # Errors
     /// There is no compiler, the GPU does not load the code, or what is asked for makes no sense.
     pub fn new(gpu: &Gpu, quantisation: Quantisation) -> Result<Self, QuantiseError> {
-        if quantisation.hadamard && quantisation.forms.has_row_sums() {
+        if quantisation.is_rotated_d() {
             return Err(QuantiseError::RotatedRowSums);
         }
         let module = gpu.compile(&SOURCE, &quantisation.defines())?;
