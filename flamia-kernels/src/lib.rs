@@ -20,6 +20,8 @@
 //! ```
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 mod error;
 mod options;

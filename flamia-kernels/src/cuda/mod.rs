@@ -1,0 +1,8 @@
+//! Kernels for NVIDIA GPUs.
+
+pub mod forward;
+pub mod layout;
+pub mod quantise;
+pub mod tensor;
+
+mod parameters;
