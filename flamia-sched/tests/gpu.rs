@@ -2,10 +2,13 @@
 #![cfg(feature = "cuda")]
 
 use std::num::NonZero;
+use std::sync::Arc;
 
-use flamia_cuda::{Arch, Buffer, Compiler, Gpu, Graph, Launch, Program, Source};
+use flamia_cuda::{
+    Arch, Buffer, CompileError, Compiler, Cubin, Gpu, Graph, Launch, Program, Source,
+};
 use flamia_sched::cuda::{
-    Boundary, BuildCall, CLAIM_HEADER, DeviceSchedule, HostSchedule, SCHEDULE_HEADER,
+    Boundary, BuildCall, CLAIM_HEADER, DeviceSchedule, HostSchedule, SCHEDULE_HEADER, SOURCE,
     ScheduleError, ScheduleHeader, ScheduleKernels, schedule_defines,
 };
 use flamia_sched::work::{Acquisition, HeadSections, Pass};
@@ -25,41 +28,41 @@ const CLAIM: Source = Source {
     headers: &[CLAIM_HEADER, SCHEDULE_HEADER],
 };
 
+fn compile(
+    source: &Source,
+    defines: &[(&str, String)],
+    arch: Arch,
+) -> Result<Arc<Cubin>, CompileError> {
+    let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
+    compiler.compile(&Program {
+        source,
+        defines,
+        arch,
+    })
+}
+
 /// No Blackwell has run this.
 #[test]
 fn claims_of_blackwell_compile_for_it_alone() {
-    let compiler = Compiler::load().unwrap();
-    let compile = |arch| {
-        let defines = schedule_defines();
-        compiler.compile(&Program {
-            source: &CLAIM,
-            defines: &defines,
-            arch,
-        })
-    };
+    let defines = schedule_defines();
     for arch in [Arch::Sm100a, Arch::Sm103a] {
-        compile(arch).unwrap().refuse_spills().unwrap();
+        let cubin = compile(&CLAIM, &defines, arch).unwrap();
+        cubin.refuse_spills().unwrap();
     }
-    assert!(compile(Arch::Sm90a).is_err());
+    assert!(compile(&CLAIM, &defines, Arch::Sm90a).is_err());
 }
 
 #[test]
 fn every_kernel_compiles_without_spills() {
-    let compiler = Compiler::load().unwrap();
     for arch in [Arch::Sm80, Arch::Sm90a, Arch::Sm100a, Arch::Sm103a] {
         for boundary in Boundary::ALL {
-            let program = boundary.program(arch);
-            let cubin = compiler.compile(&program.as_program()).unwrap();
+            let cubin = compile(&SOURCE, &boundary.defines(), arch).unwrap();
             assert_eq!(cubin.kernels.len(), 4, "{arch}");
-            assert!(cubin.warnings.is_empty(), "{:?}", cubin.warnings);
+            assert_eq!(cubin.warnings, [""; 0], "{arch}");
             cubin.refuse_spills().unwrap();
         }
-        let program = Program {
-            source: &WALK,
-            defines: &schedule_defines(),
-            arch,
-        };
-        compiler.compile(&program).unwrap().refuse_spills().unwrap();
+        let cubin = compile(&WALK, &schedule_defines(), arch).unwrap();
+        cubin.refuse_spills().unwrap();
     }
 }
 
