@@ -2,13 +2,16 @@
 #![cfg(feature = "cuda")]
 
 use std::num::NonZero;
+use std::sync::Arc;
 
-use flamia_cuda::{Arch, Buffer, Compiler, Gpu, Graph, Launch, Program, Source};
-use flamia_sched::cuda::{
-    Boundary, BuildCall, CLAIM_HEADER, DeviceSchedule, HostSchedule, SCHEDULE_HEADER,
-    ScheduleError, ScheduleKernels, schedule_defines,
+use flamia_cuda::{
+    Arch, Buffer, CompileError, Compiler, Cubin, Gpu, Graph, Launch, Program, Source,
 };
-use flamia_sched::work::{Acquisition, HeadSections};
+use flamia_sched::cuda::{
+    Boundary, BuildCall, CLAIM_HEADER, DeviceSchedule, HostSchedule, SCHEDULE_HEADER, SOURCE,
+    ScheduleError, ScheduleHeader, ScheduleKernels, schedule_defines,
+};
+use flamia_sched::work::{Acquisition, HeadSections, Pass};
 use flamia_sched::{Documents, DocumentsError, Mask};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -25,41 +28,41 @@ const CLAIM: Source = Source {
     headers: &[CLAIM_HEADER, SCHEDULE_HEADER],
 };
 
+fn compile(
+    source: &Source,
+    defines: &[(&str, String)],
+    arch: Arch,
+) -> Result<Arc<Cubin>, CompileError> {
+    let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
+    compiler.compile(&Program {
+        source,
+        defines,
+        arch,
+    })
+}
+
 /// No Blackwell has run this.
 #[test]
 fn claims_of_blackwell_compile_for_it_alone() {
-    let compiler = Compiler::load().unwrap();
-    let compile = |arch| {
-        let defines = schedule_defines();
-        compiler.compile(&Program {
-            source: &CLAIM,
-            defines: &defines,
-            arch,
-        })
-    };
+    let defines = schedule_defines();
     for arch in [Arch::Sm100a, Arch::Sm103a] {
-        compile(arch).unwrap().refuse_spills().unwrap();
+        let cubin = compile(&CLAIM, &defines, arch).unwrap();
+        cubin.refuse_spills().unwrap();
     }
-    assert!(compile(Arch::Sm90a).is_err());
+    assert!(compile(&CLAIM, &defines, Arch::Sm90a).is_err());
 }
 
 #[test]
 fn every_kernel_compiles_without_spills() {
-    let compiler = Compiler::load().unwrap();
     for arch in [Arch::Sm80, Arch::Sm90a, Arch::Sm100a, Arch::Sm103a] {
         for boundary in Boundary::ALL {
-            let program = boundary.program(arch);
-            let cubin = compiler.compile(&program.as_program()).unwrap();
+            let cubin = compile(&SOURCE, &boundary.defines(), arch).unwrap();
             assert_eq!(cubin.kernels.len(), 4, "{arch}");
-            assert!(cubin.warnings.is_empty(), "{:?}", cubin.warnings);
+            assert_eq!(cubin.warnings, [""; 0], "{arch}");
             cubin.refuse_spills().unwrap();
         }
-        let program = Program {
-            source: &WALK,
-            defines: &schedule_defines(),
-            arch,
-        };
-        compiler.compile(&program).unwrap().refuse_spills().unwrap();
+        let cubin = compile(&WALK, &schedule_defines(), arch).unwrap();
+        cubin.refuse_spills().unwrap();
     }
 }
 
@@ -379,18 +382,16 @@ fn ctas_visit_every_item_and_head_once() {
             .unwrap()
     };
     let summary = schedule.summary().unwrap();
-    let counter = Buffer::<u32>::filled(gpu, 1, 0).unwrap();
-
     for (heads, per_section) in [(1, 1), (16, 2), (16, 16), (7, 3), (5, 4)] {
         let order = HeadSections::new(
             NonZero::new(heads).unwrap(),
             NonZero::new(per_section).unwrap(),
         );
         let sections = [heads as u32, per_section as u32];
-        for (pass, items) in [summary.forward_items, summary.backward_items]
-            .into_iter()
-            .enumerate()
-        {
+        for (index, pass, items) in [
+            (0u32, Pass::Forward, summary.forward_items),
+            (1, Pass::Backward, summary.backward_items),
+        ] {
             for (dynamic, grid) in [
                 (0, 1),
                 (0, 132),
@@ -403,10 +404,10 @@ fn ctas_visit_every_item_and_head_once() {
                 let visits = Buffer::<u32>::filled(gpu, items * heads, 0).unwrap();
                 let arguments = (
                     schedule.pointer() + schedule.layout().header as u64,
-                    pass as u32,
+                    index,
                     dynamic,
                     sections,
-                    counter.pointer(),
+                    schedule.pointer() + ScheduleHeader::counter_offset(pass) as u64,
                     visits.pointer(),
                 );
                 // SAFETY: the buffers live until the download, which waits.
@@ -418,11 +419,6 @@ fn ctas_visit_every_item_and_head_once() {
                 assert!(
                     visits.iter().all(|&count| count == 1),
                     "{heads} {per_section} {dynamic} {grid}"
-                );
-                assert_eq!(
-                    counter.download().unwrap(),
-                    [0],
-                    "ready for the next launch"
                 );
             }
 

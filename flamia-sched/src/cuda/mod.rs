@@ -15,7 +15,7 @@ mod header;
 mod layout;
 mod schedule;
 
-pub use build::{Boundary, BuildCall, OwnedProgram, ScheduleError, ScheduleKernels};
+pub use build::{Boundary, BuildCall, SOURCE, ScheduleError, ScheduleKernels};
 pub use header::{ScheduleHeader, ScheduleSummary};
 pub use layout::{ALIGN, ScheduleLayout};
 pub use schedule::{DeviceSchedule, HostSchedule};

@@ -39,7 +39,8 @@ struct ScheduleHeader {
     u32 longest;         // rows of the longest one
     u32 items[PASSES];
     u32 dynamic;         // whether forward positions are acquired dynamically even in one section
-    u32 reserved[5];
+    u32 counters[PASSES];  // for acquire_position(), by the launches of one pass one after another
+    u32 reserved[3];
 };
 
 static_assert(sizeof(WorkItem) == HOST_SIZEOF_WORK_ITEM, "host and device disagree");
