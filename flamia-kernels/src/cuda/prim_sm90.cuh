@@ -69,6 +69,24 @@ __device__ inline void barrier_arrive_after_word_copies(u64& barrier) {
                  : "memory");
 }
 
+// ---- named barriers
+
+// Whether `value` is true for any of `THREADS` threads that meet at the barrier. The number is a
+// constant, since with others the compiler reserves all sixteen.
+template <u32 NUMBER, u32 THREADS>
+__device__ inline bool meet_any(bool value) {
+    u32 any;
+    asm volatile(
+        "{ .reg .pred mine, any;\n"
+        "setp.ne.u32 mine, %1, 0;\n"
+        "barrier.cta.red.or.pred any, %2, %3, mine;\n"
+        "selp.u32 %0, 1, 0, any; }"
+        : "=r"(any)
+        : "r"(u32(value)), "n"(NUMBER), "n"(THREADS)
+        : "memory");
+    return any;
+}
+
 // ---- registers of a warpgroup; every one of its warps has to ask
 
 template <u32 COUNT>
@@ -80,6 +98,9 @@ template <u32 COUNT>
 __device__ inline void registers_acquire() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
+
+// Has the compiler derive anew what it derived from `x`, instead of keeping it in registers.
+__device__ inline void recompute(u32& x) { asm volatile("" : "+r"(x)); }
 
 // ---- arithmetic
 
@@ -132,11 +153,16 @@ __device__ inline void pin(float (&registers)[COUNT]) {
     for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-template <u32 ROWS, u32 COLUMNS>
-__device__ inline void pin(u32 (&registers)[ROWS][COLUMNS]) {
+template <u32 COUNT>
+__device__ inline void pin(u32 (&registers)[COUNT]) {
 #pragma unroll
-    for (u32 i = 0; i < ROWS * COLUMNS; i++)
-        asm volatile("" : "+r"(registers[i / COLUMNS][i % COLUMNS])::"memory");
+    for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+template <u32 ROWS, u32 COUNT>
+__device__ inline void pin(u32 (&registers)[ROWS][COUNT]) {
+#pragma unroll
+    for (u32 i = 0; i < ROWS; i++) pin(registers[i]);
 }
 
 // A and B from shared memory, B of 128 rows.
