@@ -13,7 +13,8 @@ use torch_sys::C_tensor;
 use crate::error::FunctionError;
 use crate::ffi::{check_torch_version, take_text};
 
-/// One of torch's attentions.
+/// One of torch's attentions, in the order of `FlamiaPeer`.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// `aten::_flash_attention_forward`: FlashAttention 2, packed documents.
@@ -264,7 +265,7 @@ impl Peer {
     }
 
     fn raw_forward(self, call: &RawCall) -> Result<[Tensor; 4], PeerError> {
-        let mut results = [const { () }; 4].map(|()| Tensor::new());
+        let mut results = [(); 4].map(|()| Tensor::new());
         let pointers = results.each_mut().map(Tensor::as_mut_ptr);
         // SAFETY: the call's tensors outlive the call, there are as many results as the shim fills,
         // each borrowed exclusively, and the text is ours.
@@ -281,7 +282,7 @@ impl Peer {
         d_o: &Tensor,
     ) -> Result<[Tensor; 3], PeerError> {
         let results = results.each_ref().map(Tensor::as_ptr);
-        let mut grads = [const { () }; 3].map(|()| Tensor::new());
+        let mut grads = [(); 3].map(|()| Tensor::new());
         let pointers = grads.each_mut().map(Tensor::as_mut_ptr);
         // SAFETY: as in `raw_forward`.
         let refusal = unsafe {
@@ -375,7 +376,7 @@ mod tests {
                     "{told}"
                 );
                 assert!(told.contains("attention"), "{told}");
-                let results = [const { () }; 4].map(|()| call.q.shallow_clone());
+                let results = [(); 4].map(|()| call.q.shallow_clone());
                 let d_o = peer.shape(call.q, call.longest).unwrap();
                 let error = peer.raw_backward(&shaped.raw(call), &results, &d_o);
                 let error = error.unwrap_err();

@@ -164,7 +164,7 @@ mod tests {
             assert!(told.contains("load_cuda"), "{told}");
             assert!(!error.message.is_empty() && told.contains(&error.message));
         }
-        let ran = TorchStream(NO_STREAM).run(|| panic!("there is no stream"));
-        assert_eq!(ran.map(|()| ()).unwrap_err().doing, "change the stream");
+        let ran: Result<(), _> = TorchStream(NO_STREAM).run(|| panic!("there is no stream"));
+        assert_eq!(ran.unwrap_err().doing, "change the stream");
     }
 }

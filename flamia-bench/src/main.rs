@@ -12,7 +12,10 @@ use flamia_bench::sched;
 use flamia_bench::schedules::Schedules;
 use flamia_probe::report::Output;
 
-/// Measure how fast each path of attention is
+/// Measure how fast attention is
+///
+/// Without a command: on the GPU, beside every other attention there, as `cargo xtask bench attention
+/// --help` tells at length.
 #[derive(Parser)]
 #[command(
     name = "cargo xtask bench",

@@ -268,7 +268,7 @@ pub(super) mod tests {
         assert_eq!(rows[3].speedup, Some(1.0));
         assert_eq!(rows[4].speedup, None, "nobody else has a backward");
         // 4 * 16 * 128 * 4 * 4096^2 / 2 operations in a quarter of a millisecond.
-        assert!((rows[0].tflops - 1099.511_627_776).abs() < 1e-6);
+        assert!((rows[0].tflops - 1_099.511_627_776).abs() < 1e-6);
     }
 
     #[test]
@@ -288,7 +288,7 @@ pub(super) mod tests {
             ("pass", "fwd".into()),
             ("quantisation", "in".into()),
             ("ms", 0.25.into()),
-            ("tflops", 1099.511_627_776.into()),
+            ("tflops", 1_099.511_627_776.into()),
             ("speedup", serde_json::Value::Null),
             ("speedup_bf16", serde_json::Value::Null),
             ("memory_bytes", 110.into()),

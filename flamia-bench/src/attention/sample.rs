@@ -2,40 +2,43 @@
 
 use std::ops::Range;
 
-use flamia_sched::Documents;
+use flamia_sched::{Documents, TILE};
 
 use super::row::Masking;
 
-/// Query-key pairs of one head that the CPU has time for.
-const PAIRS: usize = 1 << 25;
-
-/// Rows that are computed of a document under a causal mask, whose first rows do not see the others.
-const FIRST_ROWS: usize = 4096;
-
-/// Rows of the packed row, each range the beginning of a document or all of it: the longest document,
-/// then the first ones, as many as there is time for. Under a full mask all of the longest document
-/// whatever it takes, since every row of it sees every other.
-pub fn sample(documents: &Documents, mask: Masking) -> Vec<Range<usize>> {
+/// Rows of the packed row, each range the beginning of a document or all of it, for a CPU that has
+/// time for this many query-key pairs of one head: the longest document that it has time for, then the
+/// first others as long as a quarter of the time is enough for all. Under a causal mask a document may
+/// be cut, since its first rows do not see the others.
+pub fn sample(documents: &Documents, mask: Masking, pairs: usize) -> Vec<Range<usize>> {
+    let most = pairs.isqrt();
     let piece = |rows: Range<usize>| match mask {
-        Masking::Causal => rows.start..rows.end.min(rows.start + FIRST_ROWS),
-        Masking::Full => rows,
+        Masking::Causal => {
+            let cut = (2 * pairs).isqrt() / TILE * TILE;
+            rows.start..rows.end.min(rows.start + cut)
+        }
+        Masking::Full if rows.len() <= most => rows,
+        Masking::Full => rows.start..rows.start,
     };
-    let longest = documents.iter().max_by_key(|rows| rows.len());
-    let mut pairs = 0;
-    let mut pieces = Vec::new();
-    let others = documents
-        .iter()
-        .filter(|rows| longest.as_ref() != Some(rows));
-    for rows in longest.clone().into_iter().chain(others) {
-        let piece = piece(rows);
-        let more = piece.len().pow(2);
-        if !pieces.is_empty() && pairs + more > PAIRS {
+    let cost = |piece: &Range<usize>| match mask {
+        Masking::Causal => piece.len() * piece.len().div_ceil(2),
+        Masking::Full => piece.len() * piece.len(),
+    };
+    let pieces = documents.iter().map(piece);
+    let pieces: Vec<_> = pieces.filter(|piece| !piece.is_empty()).collect();
+    let Some(longest) = pieces.iter().max_by_key(|piece| piece.len()) else {
+        return Vec::new();
+    };
+    let mut spent = cost(longest);
+    let mut chosen = vec![longest.clone()];
+    for piece in pieces.iter().filter(|piece| *piece != longest) {
+        spent += cost(piece);
+        if spent > pairs / 4 {
             break;
         }
-        pairs += more;
-        pieces.push(piece);
+        chosen.push(piece.clone());
     }
-    pieces
+    chosen
 }
 
 #[cfg(test)]
@@ -43,33 +46,52 @@ mod tests {
     use super::super::workload::{Shape, shapes};
     use super::*;
 
-    fn of(name: &str, mask: Masking) -> Vec<Range<usize>> {
-        sample(&Shape::named(name).unwrap().documents(), mask)
+    fn of(name: &str, mask: Masking, pairs: usize) -> Vec<Range<usize>> {
+        sample(&Shape::named(name).unwrap().documents(), mask, pairs)
     }
 
     #[test]
     fn long_documents_are_cut_under_a_causal_mask_alone() {
-        assert_eq!(of("1x16384", Masking::Causal), [0..4096]);
-        assert_eq!(of("1x16384", Masking::Full), [0..16384]);
-        let skewed = of("8192+32x256", Masking::Causal);
-        assert_eq!(skewed[..2], [0..4096, 8192..8448]);
-        assert_eq!(skewed.len(), 33);
+        let (causal, full) = (Masking::Causal, Masking::Full);
+        let rows = |mask, pairs| {
+            let pieces = of("1x16384", mask, pairs).into_iter();
+            pieces
+                .map(|rows| (rows.start, rows.end))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(rows(causal, 1 << 24), [(0, 5760)]);
+        assert_eq!(rows(causal, 1 << 28), [(0, 16384)]);
+        assert_eq!(rows(full, 1 << 28), [(0, 16384)]);
+        assert_eq!(rows(full, 1 << 24), []);
+        // The first of those that there is time for.
+        let skewed = of("8192+32x256", full, 1 << 20);
+        assert_eq!(skewed.len(), 4);
+        assert!(
+            skewed
+                .iter()
+                .all(|piece| piece.len() == 256 && piece.start >= 8192)
+        );
+        assert_eq!(of("8192+32x256", causal, 1 << 27).len(), 33);
     }
 
     #[test]
-    fn the_longest_is_there_and_nothing_twice() {
+    fn the_time_is_kept_and_nothing_chosen_twice() {
         for shape in shapes() {
             let documents = shape.documents();
-            for mask in [Masking::Causal, Masking::Full] {
-                let pieces = sample(&documents, mask);
-                let longest = documents.iter().max_by_key(|rows| rows.len()).unwrap();
-                assert_eq!(pieces[0].start, longest.start);
-                for (index, piece) in pieces.iter().enumerate() {
-                    assert!(documents.iter().any(|rows| rows.start == piece.start));
-                    assert!(pieces[..index].iter().all(|other| other != piece));
+            for (mask, seen) in [(Masking::Causal, 2), (Masking::Full, 1)] {
+                for pairs in [1 << 20, 1 << 24, 1 << 30] {
+                    let pieces = sample(&documents, mask, pairs);
+                    for (index, piece) in pieces.iter().enumerate() {
+                        assert!(piece.len() <= pieces[0].len());
+                        assert!(documents.iter().any(|rows| rows.start == piece.start
+                            && (rows.end == piece.end || mask == Masking::Causal)));
+                        assert!(pieces[..index].iter().all(|other| other != piece));
+                    }
+                    let found: usize = pieces.iter().map(|piece| piece.len().pow(2) / seen).sum();
+                    assert!(found <= pairs, "{found} for {pairs} on {}", shape.name);
                 }
-                let pairs: usize = pieces[1..].iter().map(|piece| piece.len().pow(2)).sum();
-                assert!(pairs <= PAIRS);
+                let all = sample(&documents, mask, 1 << 30);
+                assert_eq!(all[0].len(), documents.longest());
             }
         }
     }

@@ -67,7 +67,14 @@ impl<'a> Timed<'a> {
         // mapped: by the contestant, or by torch, which unmaps nothing unless memory runs out.
         let graph =
             unsafe { Graph::capture(gpu, stream, |stream| contestant.launch(call, stream)) };
-        self.graph = graph.ok();
+        self.graph = match graph {
+            Ok(graph) => Some(graph),
+            Err(error) => {
+                let (system, pass) = (contestant.system().name, call.pass);
+                eprintln!("{system}, {pass}: launched, since it cannot be captured: {error}");
+                None
+            }
+        };
     }
 
     pub fn contestant(&self) -> &dyn Contestant {

@@ -44,25 +44,12 @@ pub enum GpuBenchError {
         /// What it has to be.
         wanted: f64,
     },
-    /// Nobody to time.
+    /// Nobody has such a pass on such a workload.
     #[error(
-        "none of the systems ran on {workload}, {mask}: see above for the reasons, or name others with \
-         --system"
+        "none of the systems has what was asked for: name other ones with --system, --pass or \
+         --workload, or see above why they were left out"
     )]
-    Nobody {
-        /// The workload.
-        workload: &'static str,
-        /// The mask.
-        mask: Masking,
-    },
-    /// A pass that a system lacks, which is not asked of it.
-    #[error("{system} has no {pass}")]
-    NoPass {
-        /// The system.
-        system: String,
-        /// The pass.
-        pass: &'static str,
-    },
+    Nobody,
     #[allow(missing_docs)]
     #[error(transparent)]
     Stream(#[from] StreamError),

@@ -12,8 +12,10 @@ use flamia_kernels::cuda::quantise::{
 };
 use flamia_kernels::cuda::tensor::Scratch;
 use flamia_kernels::{Options, Path};
-use flamia_sched::cuda::{Boundary, BuildCall, ScheduleKernels, ScheduleLayout};
-use flamia_sched::work::HeadSections;
+use flamia_sched::cuda::{
+    Boundary, BuildCall, ScheduleError, ScheduleHeader, ScheduleKernels, ScheduleLayout,
+};
+use flamia_sched::work::{self, HeadSections};
 use tch::{Kind, Tensor};
 
 use super::contestant::{Call, Contestant};
@@ -36,8 +38,7 @@ pub struct Flamia<'a> {
     quantised: [Quantised; 3],
     forward: Forward,
     schedule: Tensor,
-    work: ForwardWork,
-    counter: Tensor,
+    schedule_layout: ScheduleLayout,
     sections: HeadSections,
     /// `[rows, heads, head_dim]`.
     pub o: Tensor,
@@ -81,17 +82,13 @@ impl<'a> Flamia<'a> {
             Ok(planned[index].layout(documents.total(), documents.len(), heads)?)
         };
         let layouts = [layout(0)?, layout(1)?, layout(2)?];
-        let schedule_layout = ScheduleLayout::new(documents.total())
-            .map_err(flamia_sched::cuda::ScheduleError::from)?;
+        let schedule_layout =
+            ScheduleLayout::new(documents.total()).map_err(ScheduleError::from)?;
         let [q, k, v] = layouts.map(|layout| bytes(device, layout.bytes()));
         let scratch = [q?, k?, v?];
-        let mut places = layouts.iter().zip(&scratch);
-        let quantised = [(); 3].map(|()| {
-            let place = places.next();
-            place.map(|(layout, scratch)| layout.at(address(scratch)))
-        });
+        let place = |index: usize| layouts[index].at(address(&scratch[index]));
+        let quantised = [place(0), place(1), place(2)];
         let schedule = bytes(device, schedule_layout.bytes)?;
-        let counter = Tensor::f_zeros([1], (Kind::Int, device.torch))?;
         let o = operands.q.f_full_like(POISON)?;
         let lse = [shape.heads, documents.total()].map(|n| n as i64);
         let lse = Tensor::f_full(lse, POISON, (Kind::Float, device.torch))?;
@@ -100,12 +97,11 @@ impl<'a> Flamia<'a> {
         let mut flamia = Self {
             operands,
             quantisers,
-            quantised: quantised.map(|place| place.expect("a place for each operand")),
+            quantised,
             scratch,
             forward,
-            work: ForwardWork::of(&schedule_layout, address(&schedule)),
             schedule,
-            counter,
+            schedule_layout,
             sections: sections(device, operands),
             o,
             lse,
@@ -115,8 +111,7 @@ impl<'a> Flamia<'a> {
                 peak: 0,
                 layouts: Some(
                     (layouts.iter().map(QuantisedLayout::bytes).sum::<usize>()
-                        + schedule_layout.bytes
-                        + size_of::<u32>()) as u64,
+                        + schedule_layout.bytes) as u64,
                 ),
             },
         };
@@ -170,6 +165,9 @@ impl<'a> Flamia<'a> {
 
     fn attend(&self, stream: Stream<'_>) -> Result<(), GpuBenchError> {
         let [q, k, v] = self.quantised;
+        let schedule = address(&self.schedule);
+        let counter =
+            self.schedule_layout.header + ScheduleHeader::counter_offset(work::Pass::Forward);
         let call = ForwardCall {
             q,
             k,
@@ -178,16 +176,17 @@ impl<'a> Flamia<'a> {
             o: packed("o", &self.o)?,
             lse: address(&self.lse),
             documents: self.operands.documents.len(),
-            work: self.work,
+            work: ForwardWork::of(&self.schedule_layout, schedule),
             sections: self.sections,
-            counter: address(&self.counter),
+            counter: schedule + counter as u64,
             scale: self.operands.scale(),
             c: self.c,
             tau: self.tau,
         };
         // SAFETY: as in `quantise`; the operands lie where it put them, and the schedule is that of the
         // same documents, cut for this kernel.
-        Ok(unsafe { self.forward.launch(stream, &call)? })
+        unsafe { self.forward.launch(stream, &call)? };
+        Ok(())
     }
 }
 

@@ -1,7 +1,9 @@
 //! The attention that comes with torch.
 
+use std::error::Error;
+
 use flamia_autograd::TorchMemory;
-use flamia_autograd::peers::{Peer, PeerCall, PeerError, PeerForward, PeerGradients};
+use flamia_autograd::peers::{Peer, PeerCall, PeerForward, PeerGradients};
 use flamia_cuda::Stream;
 use tch::Tensor;
 
@@ -87,8 +89,8 @@ fn call<'a>(operands: &'a Operands, k: &'a Tensor, v: &'a Tensor, mask: Masking)
     }
 }
 
-/// Says why a peer is missing from the table.
-pub fn tell(operands: &Operands, mask: Masking, error: &PeerError) {
+/// Says why a system is missing from the table.
+pub fn tell(operands: &Operands, mask: Masking, error: &dyn Error) {
     let text = error.to_string();
     // torch's texts go on with lists of kernels and frames.
     let first = text.lines().next().unwrap_or_default();

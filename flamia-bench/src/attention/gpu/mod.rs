@@ -7,8 +7,6 @@ mod flamia;
 mod libtorch;
 mod operands;
 
-use std::collections::VecDeque;
-
 use flamia_autograd::peers::{Peer, PeerError};
 use flamia_autograd::{TorchStream, load_cuda, torch_version};
 use flamia_cuda::{Gpu, Stream, Timer};
@@ -76,6 +74,9 @@ pub fn run(settings: &Attention) -> Result<Found, GpuBenchError> {
         }
         Ok(())
     })??;
+    if found.measurements.is_empty() && found.checks.is_empty() {
+        return Err(GpuBenchError::Nobody);
+    }
     Ok(found)
 }
 
@@ -95,7 +96,7 @@ fn measure(
         flamia = match Flamia::new(device, operands, mask, stream) {
             // The others may run there.
             Err(GpuBenchError::Forward(error @ ForwardError::Arch { .. })) => {
-                eprintln!("left out on {}, {mask}: {error}", shape.name);
+                tell(operands, mask, &error);
                 None
             }
             made => Some(made?),
@@ -117,7 +118,14 @@ fn measure(
         let (name, first) = (peer.to_string(), peers.first());
         let first_name = first.map(|first| first.system().name).unwrap_or_default();
         let first = first.map(|first| (first, first_name.as_str()));
-        checker.with_others(&made, &name, flamia.as_ref(), first)?;
+        match checker.with_others(&made, &name, flamia.as_ref(), first) {
+            // Ours is right, so that the others can be timed.
+            Err(error @ GpuBenchError::Wrong { .. }) if !settings.check => {
+                tell(operands, mask, &error);
+                continue;
+            }
+            done => done?,
+        }
         peers.push(made);
     }
     found.checks.extend(checker.checks);
@@ -127,18 +135,13 @@ fn measure(
 
     let ours = flamia.as_ref().map(|flamia| flamia as &dyn Contestant);
     let others = peers.iter().map(|peer| peer as &dyn Contestant);
-    let contestants: VecDeque<_> = ours.into_iter().chain(others).collect();
     let mut timed = Vec::new();
-    for contestant in contestants {
+    for contestant in ours.into_iter().chain(others) {
         for call in contestant.calls() {
             if settings.pass.contains(&call.pass) {
                 timed.push(Timed::warm(contestant, call, stream)?);
             }
         }
-    }
-    if timed.is_empty() {
-        let workload = shape.name;
-        return Err(GpuBenchError::Nobody { workload, mask });
     }
     for timed in &mut timed {
         timed.capture(&device.gpu, stream);
