@@ -4,14 +4,13 @@ use std::num::NonZero;
 
 use flamia_autograd::TorchMemory;
 use flamia_cuda::Stream;
-use flamia_kernels::Mask;
 use flamia_kernels::cuda::forward::{Forward, ForwardCall, ForwardConfig, ForwardWork, ItemRows};
 use flamia_kernels::cuda::layout::HeadDim;
 use flamia_kernels::cuda::quantise::{
     Forms, Quantisation, QuantiseCall, Quantised, QuantisedLayout, Quantiser,
 };
 use flamia_kernels::cuda::tensor::Scratch;
-use flamia_kernels::{Options, Path};
+use flamia_kernels::{Mask, Options, Path};
 use flamia_sched::cuda::{
     Boundary, BuildCall, ScheduleError, ScheduleHeader, ScheduleKernels, ScheduleLayout,
 };
@@ -22,7 +21,6 @@ use super::contestant::{Call, Contestant};
 use super::error::GpuBenchError;
 use super::operands::{Device, Operands, address, bytes, packed};
 use crate::attention::row::{self, Masking, Memory, Pass, Precision, System};
-use crate::attention::workload::Shape;
 
 /// Its name in the table.
 pub const NAME: &str = "flamia mxfp8";
@@ -30,22 +28,20 @@ pub const NAME: &str = "flamia mxfp8";
 /// What the results are filled with before the first call writes them.
 const POISON: f64 = f64::NAN;
 
-/// The forward pass with its operands, workspace and results, all of torch's allocator.
+/// The forward pass with its workspace and results, all of torch's allocator.
 pub struct Flamia<'a> {
     operands: &'a Operands,
-    quantisers: [Quantiser; 3],
-    scratch: [Tensor; 3],
-    quantised: [Quantised; 3],
+    q: Coded<'a>,
+    k: Coded<'a>,
+    v: Coded<'a>,
+    schedule: Schedule,
     forward: Forward,
-    schedule: Tensor,
-    schedule_layout: ScheduleLayout,
     sections: HeadSections,
+    options: Options,
     /// `[rows, heads, head_dim]`.
     pub o: Tensor,
     /// `[heads, rows]`.
     pub lse: Tensor,
-    c: i32,
-    tau: f32,
     memory: Memory,
 }
 
@@ -58,8 +54,11 @@ impl<'a> Flamia<'a> {
         stream: Stream<'_>,
     ) -> Result<Self, GpuBenchError> {
         let Operands {
-            shape,
+            ref q,
+            ref k,
+            ref v,
             ref documents,
+            shape,
             head_dim,
             ..
         } = *operands;
@@ -70,121 +69,74 @@ impl<'a> Flamia<'a> {
             item_rows: ItemRows::R192,
         };
         let forward = Forward::new(&device.gpu, config)?;
-        let planned = quantisations(head_dim);
-        let [q, k, v] = planned.map(|quantisation| Quantiser::new(&device.gpu, quantisation));
-        let quantisers = [q?, k?, v?];
-        let builder = ScheduleKernels::new(&device.gpu, Boundary::Int32)?;
-
-        // What a call occupies from here on is what it costs.
         let before = TorchMemory::reset(device.ordinal)?.now;
-        let layout = |index: usize| -> Result<QuantisedLayout, GpuBenchError> {
-            let heads = [shape.heads, shape.kv_heads, shape.kv_heads][index];
-            Ok(planned[index].layout(documents.total(), documents.len(), heads)?)
+        // As `Hadamard::Auto` has it.
+        let is_rotated = head_dim == HeadDim::D128;
+        let coded = |name, input, hadamard, forms| {
+            let quantisation = Quantisation {
+                head_dim,
+                hadamard,
+                forms,
+            };
+            Coded::new(device, operands, quantisation, name, input)
         };
-        let layouts = [layout(0)?, layout(1)?, layout(2)?];
-        let schedule_layout =
-            ScheduleLayout::new(documents.total()).map_err(ScheduleError::from)?;
-        let [q, k, v] = layouts.map(|layout| bytes(device, layout.bytes()));
-        let scratch = [q?, k?, v?];
-        let place = |index: usize| layouts[index].at(address(&scratch[index]));
-        let quantised = [place(0), place(1), place(2)];
-        let schedule = bytes(device, schedule_layout.bytes)?;
-        let o = operands.q.f_full_like(POISON)?;
         let lse = [shape.heads, documents.total()].map(|n| n as i64);
-        let lse = Tensor::f_full(lse, POISON, (Kind::Float, device.torch))?;
-        let results = o.numel() * o.kind().elt_size_in_bytes() + lse.numel() * size_of::<f32>();
-        let options = Options::new(Path::Mxfp8, mask);
         let mut flamia = Self {
             operands,
-            quantisers,
-            quantised,
-            scratch,
+            q: coded("q", q, is_rotated, Forms::Row)?,
+            k: coded("k", k, is_rotated, Forms::Row)?,
+            v: coded("v", v, false, Forms::Transposed)?,
+            schedule: Schedule::build(device, operands, &config, stream)?,
             forward,
-            schedule,
-            schedule_layout,
             sections: sections(device, operands),
-            o,
-            lse,
-            c: options.c,
-            tau: options.tau,
+            options: Options::new(Path::Mxfp8, mask),
+            o: q.f_full_like(POISON)?,
+            lse: Tensor::f_full(lse, POISON, (Kind::Float, device.torch))?,
             memory: Memory {
                 peak: 0,
-                layouts: Some(
-                    (layouts.iter().map(QuantisedLayout::bytes).sum::<usize>()
-                        + schedule_layout.bytes) as u64,
-                ),
+                layouts: None,
             },
         };
-
-        let call = BuildCall {
-            item_rows: [
-                config.item_rows.get(),
-                BuildCall::new(0, 0, mask).item_rows[1],
-            ],
-            ..BuildCall::new(address(&operands.cu_seqlens), documents.len() + 1, mask)
-        };
-        // SAFETY: the boundaries are those of packed documents, and all memory is of this layout, on
-        // this GPU and kept.
-        unsafe { builder.build(stream, &schedule_layout, address(&flamia.schedule), &call)? };
         flamia.quantise(stream)?;
         flamia.attend(stream)?;
-        // The schedule's kernels have to stay loaded until they ran.
-        device.gpu.synchronize()?;
+
         let peak = TorchMemory::of(device.ordinal)?.peak;
-        flamia.memory.peak = (peak - before).saturating_sub(results as u64);
+        let results = [&flamia.o, &flamia.lse].map(|x| x.numel() * x.kind().elt_size_in_bytes());
+        let layouts = [&flamia.q, &flamia.k, &flamia.v].map(|coded| coded.layout.bytes());
+        let layouts = layouts.iter().sum::<usize>() + flamia.schedule.layout.bytes;
+        flamia.memory = Memory {
+            peak: (peak - before).saturating_sub(results.iter().sum::<usize>() as u64),
+            layouts: Some(layouts as u64),
+        };
         Ok(flamia)
     }
 
     fn quantise(&self, stream: Stream<'_>) -> Result<(), GpuBenchError> {
-        let Operands {
-            q,
-            k,
-            v,
-            cu_seqlens,
-            documents,
-            ..
-        } = self.operands;
-        let inputs = [packed("q", q)?, packed("k", k)?, packed("v", v)?];
-        for ((quantiser, scratch), input) in self.quantisers.iter().zip(&self.scratch).zip(inputs) {
-            let call = QuantiseCall {
-                input,
-                output: None,
-                cu_seqlens: address(cu_seqlens),
-                documents: documents.len(),
-            };
-            let place = Scratch {
-                address: address(scratch),
-                bytes: scratch.numel(),
-            };
-            // SAFETY: the tensors are of this GPU and kept with the quantiser, the boundaries are those
-            // of packed documents, and all calls are given to one stream.
-            unsafe { quantiser.launch(stream, &call, place)? };
+        for coded in [&self.q, &self.k, &self.v] {
+            coded.launch(self.operands, stream)?;
         }
         Ok(())
     }
 
     fn attend(&self, stream: Stream<'_>) -> Result<(), GpuBenchError> {
-        let [q, k, v] = self.quantised;
-        let schedule = address(&self.schedule);
-        let counter =
-            self.schedule_layout.header + ScheduleHeader::counter_offset(work::Pass::Forward);
         let call = ForwardCall {
-            q,
-            k,
-            v,
+            q: self.q.codes(),
+            k: self.k.codes(),
+            v: self.v.codes(),
             kv_heads: self.operands.shape.kv_heads,
             o: packed("o", &self.o)?,
             lse: address(&self.lse),
             documents: self.operands.documents.len(),
-            work: ForwardWork::of(&self.schedule_layout, schedule),
+            work: self.schedule.work(),
             sections: self.sections,
-            counter: schedule + counter as u64,
+            counter: self.schedule.counter(),
             scale: self.operands.scale(),
-            c: self.c,
-            tau: self.tau,
+            c: self.options.c,
+            tau: self.options.tau,
         };
-        // SAFETY: as in `quantise`; the operands lie where it put them, and the schedule is that of the
-        // same documents, cut for this kernel.
+        // SAFETY: all tensors are of this GPU, and kept with the kernel; the operands lie where
+        // `quantise` put them on the same stream, and the schedule is that of the same documents, cut
+        // for this kernel.
         unsafe { self.forward.launch(stream, &call)? };
         Ok(())
     }
@@ -204,10 +156,9 @@ impl Contestant for Flamia<'_> {
             pass: Pass::Fwd,
             quantisation: Some(quantisation),
         };
-        vec![
-            forward(row::Quantisation::Out),
-            forward(row::Quantisation::In),
-        ]
+        [row::Quantisation::Out, row::Quantisation::In]
+            .map(forward)
+            .to_vec()
     }
 
     fn launch(&self, call: Call, stream: Stream<'_>) -> Result<(), GpuBenchError> {
@@ -226,36 +177,106 @@ impl Contestant for Flamia<'_> {
     }
 }
 
-/// Of Q, K and V, what the forward pass reads.
-fn quantisations(head_dim: HeadDim) -> [Quantisation; 3] {
-    // As `Hadamard::Auto` has it.
-    let is_rotated = head_dim == HeadDim::D128;
-    let of = |hadamard, forms| Quantisation {
-        head_dim,
-        hadamard,
-        forms,
-    };
-    [
-        of(is_rotated, Forms::Row),
-        of(is_rotated, Forms::Row),
-        of(false, Forms::Transposed),
-    ]
+/// An operand with a place for its codes.
+struct Coded<'a> {
+    name: &'static str,
+    input: &'a Tensor,
+    quantiser: Quantiser,
+    layout: QuantisedLayout,
+    scratch: Tensor,
+}
+
+impl<'a> Coded<'a> {
+    fn new(
+        device: &Device,
+        operands: &Operands,
+        quantisation: Quantisation,
+        name: &'static str,
+        input: &'a Tensor,
+    ) -> Result<Self, GpuBenchError> {
+        let [tokens, heads, _] = packed(name, input)?.shape;
+        let layout = quantisation.layout(tokens, operands.documents.len(), heads)?;
+        Ok(Self {
+            name,
+            input,
+            quantiser: Quantiser::new(&device.gpu, quantisation)?,
+            scratch: bytes(device, layout.bytes())?,
+            layout,
+        })
+    }
+
+    fn codes(&self) -> Quantised {
+        self.layout.at(address(&self.scratch))
+    }
+
+    fn launch(&self, operands: &Operands, stream: Stream<'_>) -> Result<(), GpuBenchError> {
+        let call = QuantiseCall {
+            input: packed(self.name, self.input)?,
+            output: None,
+            cu_seqlens: address(&operands.cu_seqlens),
+            documents: operands.documents.len(),
+        };
+        let place = Scratch {
+            address: address(&self.scratch),
+            bytes: self.scratch.numel(),
+        };
+        // SAFETY: the tensors are of this GPU and kept with the quantiser, the boundaries are those of
+        // packed documents, and all work is given to one stream.
+        unsafe { self.quantiser.launch(stream, &call, place)? };
+        Ok(())
+    }
+}
+
+/// The work of the packed row.
+struct Schedule {
+    buffer: Tensor,
+    layout: ScheduleLayout,
+}
+
+impl Schedule {
+    /// Builds it on the GPU, and waits for that.
+    fn build(
+        device: &Device,
+        operands: &Operands,
+        config: &ForwardConfig,
+        stream: Stream<'_>,
+    ) -> Result<Self, GpuBenchError> {
+        let Operands {
+            cu_seqlens,
+            documents,
+            ..
+        } = operands;
+        let kernels = ScheduleKernels::new(&device.gpu, Boundary::Int32)?;
+        let layout = ScheduleLayout::new(documents.total()).map_err(ScheduleError::from)?;
+        let buffer = bytes(device, layout.bytes)?;
+        let mut call = BuildCall::new(address(cu_seqlens), documents.len() + 1, config.mask);
+        call.item_rows[0] = config.item_rows.get();
+        // SAFETY: the boundaries are those of packed documents, the memory is of this layout and on
+        // this GPU, and all of it is kept until the work is done.
+        unsafe { kernels.build(stream, &layout, address(&buffer), &call)? };
+        device.gpu.synchronize()?;
+        Ok(Self { buffer, layout })
+    }
+
+    fn work(&self) -> ForwardWork {
+        ForwardWork::of(&self.layout, address(&self.buffer))
+    }
+
+    fn counter(&self) -> u64 {
+        let offset = ScheduleHeader::counter_offset(work::Pass::Forward);
+        address(&self.buffer) + (self.layout.header + offset) as u64
+    }
 }
 
 /// Sections whose keys and values, codes of one byte, fit half of the L2 cache.
 fn sections(device: &Device, operands: &Operands) -> HeadSections {
-    let Shape {
-        heads,
-        kv_heads,
-        head_dim,
-        ..
-    } = operands.shape;
+    let shape = operands.shape;
     let number = |n: usize| NonZero::new(n).unwrap_or(NonZero::<usize>::MIN);
     HeadSections::fitting(
-        number(heads),
-        number(heads / kv_heads),
+        number(shape.heads),
+        number(shape.heads / shape.kv_heads),
         operands.documents.total(),
-        2 * head_dim,
+        2 * shape.head_dim,
         device.gpu.l2_bytes() / 2,
     )
 }
