@@ -16,7 +16,6 @@ const BUILD: Source = Source {
 /// Threads of a CTA, as `build.cu` has them.
 const CLEAR_THREADS: u32 = 32;
 const EXPAND_THREADS: u32 = 1024;
-const SORT_THREADS: u32 = 128;
 const MERGE_THREADS: u32 = 256;
 
 /// Passes that are scheduled: the second dimension of the sorting grids.
@@ -239,8 +238,8 @@ impl ScheduleKernels {
             merge,
         } = self;
         let expanded = total.max(call.entries);
-        let over_passes = |keys_per_cta: usize, threads| Launch {
-            grid: [ctas(total, keys_per_cta), PASSES, 1],
+        let over_passes = |ctas, threads| Launch {
+            grid: [ctas, PASSES, 1],
             block: [threads, 1, 1],
             shared: 0,
         };
@@ -254,9 +253,9 @@ impl ScheduleKernels {
                 Launch::linear(expand_ctas, EXPAND_THREADS),
                 (params,),
             )?;
-            sort_runs.launch(stream, over_passes(RUN, SORT_THREADS), (params,))?;
+            sort_runs.launch(stream, over_passes(ctas(total, RUN), RUN as u32), (params,))?;
             for (round, (run, last)) in layout.merges().enumerate() {
-                let launch = over_passes(MERGE_THREADS as usize, MERGE_THREADS);
+                let launch = over_passes(ctas(total, MERGE_THREADS as usize), MERGE_THREADS);
                 let from_spare = (round % 2) as u32;
                 merge.launch(
                     stream,

@@ -27,6 +27,13 @@ pub const SCHEDULE_HEADER: flamia_cuda::Header = flamia_cuda::Header {
     text: include_str!("schedule.cuh"),
 };
 
+/// Dynamic acquisition by Cluster Launch Control, for kernels of sm_100 and later. Compiled, and never
+/// yet run: includes [`SCHEDULE_HEADER`].
+pub const CLAIM_HEADER: flamia_cuda::Header = flamia_cuda::Header {
+    name: "claim.cuh",
+    text: include_str!("claim.cuh"),
+};
+
 /// The macros that [`SCHEDULE_HEADER`] checks its structures with.
 pub fn schedule_defines() -> Vec<(&'static str, String)> {
     vec![
