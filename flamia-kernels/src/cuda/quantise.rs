@@ -15,8 +15,8 @@ pub const SOURCE: Source = Source {
     text: include_str!("quantise.cu"),
     headers: &[
         Header {
-            name: "e4m3.cuh",
-            text: include_str!("e4m3.cuh"),
+            name: "ptx.cuh",
+            text: include_str!("ptx.cuh"),
         },
         Header {
             name: "layout.cuh",

@@ -1,9 +1,10 @@
-// E4M3 conversions, four values at a time.
+// Instructions that C++ has no name for, one per function.
 #pragma once
 
 #include "layout.cuh"
 
-// Codes of four values, the first in the lowest byte: nearest, ties to even, saturating at 448.
+// Codes of four values, the first in the lowest byte: nearest, ties to even, saturating at 448. NaN
+// gives 0x7f.
 __device__ __forceinline__ u32 pack_e4m3(float a, float b, float c, float d) {
     u32 codes;
     asm("{\n"
@@ -34,4 +35,16 @@ __device__ __forceinline__ void unpack_e4m3(u32 codes, float (&values)[4]) {
         "}"
         : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
         : "r"(codes));
+}
+
+// The larger magnitude, without its sign; NaN if either is.
+__device__ __forceinline__ float max_magnitude(float a, float b) {
+    float largest;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(fabsf(a)), "f"(fabsf(b)));
+    return largest;
+}
+
+// Brings a line of global memory into the L2 cache.
+__device__ __forceinline__ void prefetch_l2(const void *address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
