@@ -1,3 +1,4 @@
 //! How fast each path of attention is.
 
 pub mod cpu;
+pub mod schedules;

@@ -1,10 +1,11 @@
 //! The benchmarks' program: one subcommand per device.
 
+use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use flamia_bench::cpu::Cpu;
-use flamia_probe::ProbeError;
+use flamia_bench::schedules::Schedules;
 use flamia_probe::report::Output;
 
 /// Measure how fast each path of attention is
@@ -24,6 +25,12 @@ enum Device {
         #[command(flatten)]
         bench: Cpu,
     },
+    Schedules {
+        #[command(flatten)]
+        output: Output,
+        #[command(flatten)]
+        bench: Schedules,
+    },
 }
 
 fn main() -> ExitCode {
@@ -36,8 +43,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<(), ProbeError> {
-    let Device::Cpu { bench, output } = cli.device;
-    let rows = bench.rows()?;
-    Ok(output.show("throughput of attention on the CPU", &rows)?)
+fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
+    Ok(match cli.device {
+        Device::Cpu { bench, output } => {
+            output.show("throughput of attention on the CPU", &bench.rows()?)?
+        }
+        Device::Schedules { bench, output } => {
+            output.show("schedules built on the GPU", &bench.rows()?)?
+        }
+    })
 }

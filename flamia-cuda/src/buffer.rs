@@ -10,6 +10,7 @@ use crate::gpu::Gpu;
 
 /// An array on a GPU. Every copy, and the drop, waits for all work that was given to the GPU
 /// before, so that streams need no thought; none may happen during a capture on the same thread.
+#[derive(Debug)]
 pub struct Buffer<T> {
     memory: MemoryHandle,
     len: usize,
@@ -66,7 +67,16 @@ impl<T: NoUninit + AnyBitPattern> Buffer<T> {
 
     /// Its values.
     pub fn download(&self) -> Result<Vec<T>, GpuError> {
-        let mut values = vec![T::zeroed(); self.len];
+        self.first(self.len)
+    }
+
+    /// Its first `count` values.
+    ///
+    /// # Panics
+    /// If it holds fewer.
+    pub fn first(&self, count: usize) -> Result<Vec<T>, GpuError> {
+        assert!(count <= self.len, "{count} of {} values", self.len);
+        let mut values = vec![T::zeroed(); count];
         self.memory.read(bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }

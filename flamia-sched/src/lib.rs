@@ -5,8 +5,11 @@
 //! every tile and block is counted from its document's first row, never from the packed row's, so
 //! that a document is computed the same way wherever it lies.
 //!
-//! This crate is integers in, integers out: it knows no number format, no device and no tensor.
+//! This crate is integers in, integers out: it knows no number format and no tensor. With the feature
+//! `cuda` a GPU makes the same lists from boundaries that lie there.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod documents;
 mod mask;
 mod rows;

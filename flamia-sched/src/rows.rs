@@ -5,6 +5,7 @@ use crate::{Documents, TILE};
 /// Where a row lies. The layout is that of the table a GPU builds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "cuda", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct RowPlace {
     /// Index of the row's document, empty ones counted.
     pub document: i32,
@@ -19,6 +20,7 @@ pub struct RowPlace {
 /// What a tile of [`TILE`] rows, counted from the start of the packed row, reaches into.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "cuda", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct TileBounds {
     /// Document of the tile's first row.
     pub first_document: i32,

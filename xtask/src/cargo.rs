@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
@@ -11,6 +11,7 @@ use flamia_train::settings::{Settings, SettingsError, Start};
 use serde::Deserialize;
 
 use crate::libtorch::{self, Ready};
+use crate::nvrtc;
 use crate::process::{become_command, run, say, shown, spoken};
 use crate::surroundings::Surroundings;
 
@@ -26,7 +27,9 @@ pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
     let ready = libtorch::set_up(here)?;
     let trainer = build(cargo(here, &ready)?, "flamia-train", &[])?;
     say(format_args!("ready in {}", spoken(start.elapsed())));
-    become_command(here.command(trainer).args(args))
+    let mut trainer = here.command(trainer);
+    ready.apply(&mut trainer);
+    become_command(trainer.args(args))
 }
 
 /// Builds the program for data, which needs no libtorch, and becomes it.
@@ -46,13 +49,15 @@ fn check_settings(args: &[OsString]) -> Result<(), SettingsError> {
 /// Builds the probes and becomes them, with torch only where a probe needs it.
 pub fn probe(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     const PROBES: &str = "flamia-probe";
-    let probes = if needs_torch(args) {
-        let ready = libtorch::set_up(here)?;
-        build(cargo(here, &ready)?, PROBES, &["--features", "torch"])?
-    } else {
-        build(plain_cargo(here)?, PROBES, &[])?
-    };
-    become_command(here.command(probes).args(args))
+    if !needs_torch(args) {
+        let probes = build(plain_cargo(here)?, PROBES, &[])?;
+        return become_command(without_torch(here, &probes).args(args));
+    }
+    let ready = libtorch::set_up(here)?;
+    let probes = build(cargo(here, &ready)?, PROBES, &["--features", "torch"])?;
+    let mut probes = here.command(probes);
+    ready.apply(&mut probes);
+    become_command(probes.args(args))
 }
 
 /// Whether the probe trains, or compares with torch.
@@ -65,7 +70,18 @@ fn needs_torch(args: &[OsString]) -> bool {
 /// Builds the benchmarks and becomes them.
 pub fn bench(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let benchmarks = build(plain_cargo(here)?, "flamia-bench", &[])?;
-    become_command(here.command(benchmarks).args(args))
+    become_command(without_torch(here, &benchmarks).args(args))
+}
+
+/// A program that needs no libtorch, and finds the NVRTC that is there.
+fn without_torch(here: &Surroundings, program: &Path) -> Command {
+    let mut command = here.command(program);
+    let libtorch = libtorch::find(here).ok().and_then(|found| found.libtorch);
+    let folder = libtorch.map(|libtorch| libtorch.folder);
+    if let Some(nvrtc) = nvrtc::value(here, folder.as_deref()) {
+        command.env(nvrtc::SETTING, nvrtc);
+    }
+    command
 }
 
 /// Every test of the workspace, in the one profile that all is built in.
@@ -287,6 +303,18 @@ mod tests {
         for line in [&[][..], &["--help"], &["accuracy", "--json", "leakage"]] {
             assert!(!needs(line), "{line:?}");
         }
+    }
+
+    #[test]
+    fn a_program_without_libtorch_finds_nvrtc_beside_one() {
+        let (machine, here) = machine("");
+        machine.file("nvidia/cu13/lib/libnvrtc.so.13", "");
+        let program = without_torch(&here, Path::new("bench"));
+        let set = program
+            .get_envs()
+            .find(|(name, _)| *name == nvrtc::SETTING)
+            .and_then(|(_, value)| value);
+        assert_eq!(set, Some(machine.path("nvidia/cu13/lib").as_os_str()));
     }
 
     #[test]

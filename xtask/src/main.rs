@@ -7,6 +7,7 @@ mod compiler;
 mod cuda;
 mod doctor;
 mod libtorch;
+mod nvrtc;
 mod pip;
 mod process;
 mod python;

@@ -20,6 +20,7 @@ pub enum Pass {
 /// The layout is that of the lists a GPU builds, 16 bytes that a kernel reads with one load.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "cuda", derive(bytemuck::Pod, bytemuck::Zeroable))]
 pub struct WorkItem {
     /// Index of the document, empty ones counted.
     pub document: i32,

@@ -1,0 +1,325 @@
+// Work lists and row tables from cu_seqlens on the device, without the host.
+//
+// Launches whose number the row length fixes: clear the header; expand (check the boundaries, place
+// every row, collect one key per item); sort_runs (a merge sort of RUN keys per CTA); and as many
+// merges of FAN_IN runs as it takes, the last of which writes the items.
+//
+// A key is (most work first, first row of the item). Rows are unique, so keys are: the order is
+// total, and it does not matter in which order the atomics of expand collected them. A row also
+// names its item, by way of the row table.
+#include "schedule.cuh"
+
+// CU_SEQLEN is the type of a boundary, RUN and FAN_IN are the host's.
+constexpr u32 TILE = 128;
+constexpr u32 EXPAND_THREADS = 1024;
+constexpr u32 SORT_THREADS = 128;
+constexpr u32 MERGE_THREADS = 256;
+constexpr u32 KEYS_PER_THREAD = RUN / SORT_THREADS;
+constexpr u32 WARPS = EXPAND_THREADS / 32;
+constexpr u64 NO_KEY = ~0ull;
+static_assert(RUN % SORT_THREADS == 0 && (RUN & (RUN - 1)) == 0, "runs are powers of two");
+static_assert(WARPS == 32, "one warp scans the counts of all");
+
+enum MaskKind { CAUSAL = 0, FULL = 1, WINDOW = 2 };
+
+// What is wrong with a boundary, in the order in which the host looks.
+enum Fault { START = 0, NEGATIVE = 1, DECREASING = 2, PAST_END = 3, END = 4 };
+
+struct BuildParams {
+    const CU_SEQLEN* cu_seqlens;
+    ScheduleHeader* header;
+    RowPlace* rows;
+    TileBounds* tiles;
+    WorkItem* items[PASSES];
+    u64* keys[PASSES];
+    u64* spare[PASSES];
+    u32 entries;
+    u32 total;
+    u32 item_rows[PASSES];
+    u32 mask;
+    u32 window;
+};
+static_assert(sizeof(BuildParams) == HOST_SIZEOF_BUILD_PARAMS, "host and device disagree");
+
+// The first fault wins, and the one that the host looks for first at the same entry. Kept inverted,
+// so that zeroed memory means none.
+__device__ void report(ScheduleHeader* header, u32 index, Fault fault) {
+    atomicMax(&header->fault, ~(u64(index) << 3 | fault));
+}
+
+__device__ void check_boundary(const BuildParams& p, u32 index) {
+    if (index >= p.entries) return;
+    const i64 value = p.cu_seqlens[index];
+    if (index == 0) {
+        if (value != 0) report(p.header, index, START);
+        return;
+    }
+    if (value < 0) {
+        report(p.header, index, NEGATIVE);
+    } else if (value < i64(p.cu_seqlens[index - 1])) {
+        report(p.header, index, DECREASING);
+    } else if (value > i64(p.total)) {
+        report(p.header, index, PAST_END);
+    } else if (index == p.entries - 1 && value != i64(p.total)) {
+        report(p.header, index, END);
+    }
+}
+
+__device__ int clamped(const BuildParams& p, u32 entry) {
+    const i64 value = p.cu_seqlens[entry];
+    return int(min(max(value, 0ll), i64(p.total)));
+}
+
+// The last document that starts at or before the row. Of boundaries that are not sorted, some
+// document: nothing is read or written out of bounds, and the fault is on record.
+__device__ RowPlace place_of(const BuildParams& p, u32 row) {
+    u32 low = 0, high = p.entries - 2;
+    while (low < high) {
+        const u32 middle = (low + high + 1) / 2;
+        if (i64(p.cu_seqlens[middle]) <= i64(row)) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    const int start = clamped(p, low);
+    return {int(low), int(row) - start, start, clamped(p, low + 1)};
+}
+
+// Blocks of TILE keys that the item's queries see, or of queries that see its keys.
+template <Pass PASS>
+__device__ u32 cost_of(const BuildParams& p, const RowPlace& place) {
+    const i64 len = place.end - place.start;
+    const i64 first = place.position;
+    const i64 end = min(first + p.item_rows[PASS], len);
+    i64 from = 0, to = len;
+    if (PASS == FORWARD && p.mask != FULL) to = end;
+    if (PASS == FORWARD && p.mask == WINDOW) from = max(first + 1 - i64(p.window), 0ll);
+    if (PASS == BACKWARD && p.mask != FULL) from = first;
+    if (PASS == BACKWARD && p.mask == WINDOW) to = min(len, end - 1 + i64(p.window));
+    return u32((to + TILE - 1) / TILE - from / TILE);
+}
+
+extern "C" __global__ void schedule_clear(const __grid_constant__ BuildParams p) {
+    constexpr u32 WORDS = sizeof(ScheduleHeader) / sizeof(u32);
+    if (threadIdx.x < WORDS) reinterpret_cast<u32*>(p.header)[threadIdx.x] = 0;
+}
+
+// What the warps of a CTA found, and where it goes.
+struct ExpandShared {
+    u32 warp_items[PASSES][WARPS];  // then the slots of the warp's first item
+    u32 documents;
+    u32 longest;
+};
+
+// Which lanes of the warp have a row that begins an item.
+template <Pass PASS>
+__device__ u32 beginners(const BuildParams& p, u32 row, const RowPlace& place) {
+    return __ballot_sync(~0u, row < p.total && u32(place.position) % p.item_rows[PASS] == 0);
+}
+
+// Turns the warps' counts into slots, in one warp: with one atomic per CTA, in any order of CTAs.
+__device__ void reserve(u32* list_items, u32* warp_items) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 own = warp_items[lane];
+    u32 sum = own;
+    for (u32 distance = 1; distance < WARPS; distance *= 2) {
+        const u32 before = __shfl_up_sync(~0u, sum, distance);
+        if (lane >= distance) sum += before;
+    }
+    u32 first = 0;
+    if (lane == WARPS - 1 && sum != 0) first = atomicAdd(list_items, sum);
+    warp_items[lane] = __shfl_sync(~0u, first, WARPS - 1) + sum - own;
+}
+
+template <Pass PASS>
+__device__ void append(const BuildParams& p, const ExpandShared& shared, u32 mine, u32 row, const RowPlace& place) {
+    const u32 lane = threadIdx.x % 32;
+    if ((mine >> lane & 1) == 0) return;
+    const u32 slot = shared.warp_items[PASS][threadIdx.x / 32] + __popc(mine & ((1u << lane) - 1));
+    p.keys[PASS][slot] = u64(~cost_of<PASS>(p, place)) << 32 | row;
+}
+
+extern "C" __global__ void __launch_bounds__(EXPAND_THREADS)
+schedule_expand(const __grid_constant__ BuildParams p) {
+    __shared__ ExpandShared shared;
+    if (threadIdx.x == 0) shared.documents = shared.longest = 0;
+    __syncthreads();
+
+    const u32 row = blockIdx.x * EXPAND_THREADS + threadIdx.x;
+    check_boundary(p, row);
+    RowPlace place = {};
+    if (row < p.total) {
+        place = place_of(p, row);
+        p.rows[row] = place;
+        TileBounds* tile = &p.tiles[row / TILE];
+        if (row % TILE == 0) {
+            tile->first_document = place.document;
+            tile->start = place.start;
+        }
+        if (row % TILE == TILE - 1 || row == p.total - 1) {
+            tile->last_document = place.document;
+            tile->end = place.end;
+        }
+    }
+    const bool starts = row < p.total && place.position == 0;
+    const u32 started = __ballot_sync(~0u, starts);
+    const u32 longest = __reduce_max_sync(~0u, starts ? u32(place.end - place.start) : 0);
+    if (threadIdx.x % 32 == 0 && started != 0) {
+        atomicAdd(&shared.documents, __popc(started));
+        atomicMax(&shared.longest, longest);
+    }
+    const u32 warp = threadIdx.x / 32;
+    const u32 forward = beginners<FORWARD>(p, row, place);
+    const u32 backward = beginners<BACKWARD>(p, row, place);
+    if (threadIdx.x % 32 == 0) {
+        shared.warp_items[FORWARD][warp] = __popc(forward);
+        shared.warp_items[BACKWARD][warp] = __popc(backward);
+    }
+    __syncthreads();
+    if (warp < PASSES) reserve(&p.header->items[warp], shared.warp_items[warp]);
+    __syncthreads();
+    append<FORWARD>(p, shared, forward, row, place);
+    append<BACKWARD>(p, shared, backward, row, place);
+    if (threadIdx.x == 0 && shared.documents != 0) {
+        atomicAdd(&p.header->documents, shared.documents);
+        atomicMax(&p.header->longest, shared.longest);
+    }
+}
+
+// The number of keys of a pass; none of unsound boundaries.
+__device__ u32 key_count(const BuildParams& p, u32 pass) {
+    return p.header->fault == 0 ? p.header->items[pass] : 0;
+}
+
+// How many of the first `diagonal` keys of the merged runs come from a.
+__device__ u32 split(const u64* a, const u64* b, u32 width, u32 diagonal) {
+    u32 low = diagonal > width ? diagonal - width : 0;
+    u32 high = min(diagonal, width);
+    while (low < high) {
+        const u32 middle = (low + high) / 2;
+        if (a[middle] < b[diagonal - 1 - middle]) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+schedule_sort_runs(const __grid_constant__ BuildParams p) {
+    __shared__ u64 run[RUN];
+    const u32 pass = blockIdx.y;
+    const u32 first = blockIdx.x * RUN;
+    const u32 all = key_count(p, pass);
+    if (first >= all) return;
+    const u32 count = min(RUN, all - first);
+    u64* keys = p.keys[pass] + first;
+    for (u32 index = threadIdx.x; index < RUN; index += SORT_THREADS) {
+        run[index] = index < count ? keys[index] : NO_KEY;
+    }
+    __syncthreads();
+
+    // Each thread orders its own few keys, then runs are merged pairwise: a thread finds where its
+    // few keys of the result begin in the two runs, and merges from there.
+    u64 own[KEYS_PER_THREAD];
+    const u32 begin = threadIdx.x * KEYS_PER_THREAD;
+    for (u32 index = 0; index < KEYS_PER_THREAD; ++index) own[index] = run[begin + index];
+#pragma unroll
+    for (u32 round = 0; round < KEYS_PER_THREAD; ++round) {
+#pragma unroll
+        for (u32 index = round % 2; index + 1 < KEYS_PER_THREAD; index += 2) {
+            const u64 smaller = min(own[index], own[index + 1]);
+            own[index + 1] = max(own[index], own[index + 1]);
+            own[index] = smaller;
+        }
+    }
+    for (u32 index = 0; index < KEYS_PER_THREAD; ++index) run[begin + index] = own[index];
+    __syncthreads();
+
+    for (u32 width = KEYS_PER_THREAD; width < count; width *= 2) {
+        const u32 diagonal = begin % (2 * width);
+        const u64* a = run + (begin - diagonal);
+        const u64* b = a + width;
+        u32 from_a = split(a, b, width, diagonal);
+        u32 from_b = diagonal - from_a;
+        for (u32 index = 0; index < KEYS_PER_THREAD; ++index) {
+            const bool take_a = from_b == width || (from_a < width && a[from_a] < b[from_b]);
+            own[index] = take_a ? a[from_a++] : b[from_b++];
+        }
+        __syncthreads();
+        for (u32 index = 0; index < KEYS_PER_THREAD; ++index) run[begin + index] = own[index];
+        __syncthreads();
+    }
+    for (u32 index = threadIdx.x; index < count; index += SORT_THREADS) keys[index] = run[index];
+}
+
+// Where the key at `index` lands among the FAN_IN runs of `run_len` keys around it: its place in
+// its own run, and in every other run the number of keys before it. The searches of eight runs go
+// on side by side, since each step waits for memory.
+__device__ u32 destination(const u64* keys, u32 count, u32 index, u32 run_len) {
+    constexpr u32 SIDE_BY_SIDE = 8;
+    const u64 key = keys[index];
+    const u32 own_run = index / run_len;
+    const u32 first_run = own_run / FAN_IN * FAN_IN;
+    const u32 past_run = min(first_run + FAN_IN, (count + run_len - 1) / run_len);
+    u32 place = first_run * run_len + index % run_len;
+    for (u32 base = first_run; base < past_run; base += SIDE_BY_SIDE) {
+        u32 before[SIDE_BY_SIDE];
+#pragma unroll
+        for (u32 side = 0; side < SIDE_BY_SIDE; ++side) before[side] = 0;
+        for (u32 step = run_len; step > 0; step /= 2) {
+#pragma unroll
+            for (u32 side = 0; side < SIDE_BY_SIDE; ++side) {
+                const u32 other = base + side;
+                if (other >= past_run || other == own_run) continue;
+                const u32 len = min(run_len, count - other * run_len);
+                const u32 probe = before[side] + step;
+                if (probe <= len && keys[other * run_len + probe - 1] < key) before[side] = probe;
+            }
+        }
+#pragma unroll
+        for (u32 side = 0; side < SIDE_BY_SIDE; ++side) place += before[side];
+    }
+    return place;
+}
+
+// A schedule without work, and the reason where the host can read it.
+__device__ void empty_schedule(const BuildParams& p, u32 row) {
+    if (row < p.total) {
+        p.rows[row] = {-1, 0, 0, 0};
+        if (row % TILE == 0) p.tiles[row / TILE] = {-1, -1, 0, 0};
+    }
+    if (row == 0) {
+        const u32 index = u32(~p.header->fault >> 3);
+        p.header->fault_value = p.cu_seqlens[index];
+        p.header->fault_previous = index == 0 ? 0 : i64(p.cu_seqlens[index - 1]);
+        p.header->items[FORWARD] = p.header->items[BACKWARD] = 0;
+        p.header->documents = p.header->longest = 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+schedule_merge(const __grid_constant__ BuildParams p, u32 run_len, u32 from_spare, u32 last) {
+    const u32 pass = blockIdx.y;
+    const u32 index = blockIdx.x * MERGE_THREADS + threadIdx.x;
+    const bool sound = p.header->fault == 0;
+    if (last && pass == FORWARD && !sound) empty_schedule(p, index);
+    if (last && pass == FORWARD && sound && index == 0) {
+        const bool skewed = p.total > 0 && u64(p.header->longest) * p.header->documents >= 4ull * p.total;
+        p.header->dynamic = p.mask != FULL || skewed;
+    }
+    if (!sound) return;
+
+    const u32 count = p.header->items[pass];
+    if (index >= count) return;
+    const u64* keys = from_spare ? p.spare[pass] : p.keys[pass];
+    const u32 place = destination(keys, count, index, run_len);
+    if (last) {
+        const RowPlace row = p.rows[u32(keys[index])];
+        p.items[pass][place] = {row.document, row.position, row.start, row.end - row.start};
+    } else {
+        (from_spare ? p.keys[pass] : p.spare[pass])[place] = keys[index];
+    }
+}

@@ -1,0 +1,98 @@
+//! What the host can read of a schedule that a GPU built.
+
+use crate::work::{Acquisition, WorkItem};
+use crate::{Documents, DocumentsError, Mask};
+
+/// The first bytes of a schedule, as `schedule.cuh` has them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct ScheduleHeader {
+    fault: u64,
+    fault_value: i64,
+    fault_previous: i64,
+    documents: u32,
+    longest: u32,
+    items: [u32; 2],
+    dynamic: u32,
+    reserved: [u32; 5],
+}
+
+/// What there is to do in a packed row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScheduleSummary {
+    /// Documents that are not empty.
+    pub documents: usize,
+    /// Rows of the longest document.
+    pub longest: usize,
+    /// Items of the forward pass.
+    pub forward_items: usize,
+    /// Items of the backward pass.
+    pub backward_items: usize,
+    /// How the forward pass gets at its positions.
+    pub acquisition: Acquisition,
+}
+
+impl ScheduleSummary {
+    /// The summary of these documents' items, forward and backward.
+    pub(super) fn new(documents: &Documents, mask: Mask, items: [&[WorkItem]; 2]) -> Self {
+        Self {
+            documents: documents.iter().filter(|rows| !rows.is_empty()).count(),
+            longest: documents.longest(),
+            forward_items: items[0].len(),
+            backward_items: items[1].len(),
+            acquisition: Acquisition::choose(mask, documents),
+        }
+    }
+}
+
+impl ScheduleHeader {
+    /// What there is to do in a packed row of `total` rows.
+    ///
+    /// # Errors
+    /// The boundaries were refused, with the reason that the host would have found. The schedule
+    /// is empty then.
+    pub fn summary(&self, total: usize) -> Result<ScheduleSummary, DocumentsError> {
+        if let Some(error) = self.refused(total) {
+            return Err(error);
+        }
+        Ok(ScheduleSummary {
+            documents: self.documents as usize,
+            longest: self.longest as usize,
+            forward_items: self.items[0] as usize,
+            backward_items: self.items[1] as usize,
+            acquisition: if self.dynamic == 0 {
+                Acquisition::Static
+            } else {
+                Acquisition::Dynamic
+            },
+        })
+    }
+
+    /// Why the boundaries were refused: kept inverted, the entry's index above three bits of kind.
+    fn refused(&self, total: usize) -> Option<DocumentsError> {
+        if self.fault == 0 {
+            return None;
+        }
+        let (index, kind) = ((!self.fault >> 3) as usize, !self.fault & 7);
+        let (value, previous) = (self.fault_value, self.fault_previous);
+        Some(match kind {
+            0 => DocumentsError::Start { value },
+            1 => DocumentsError::Negative { index, value },
+            2 => DocumentsError::Decreasing {
+                index,
+                value,
+                previous,
+            },
+            3 => DocumentsError::PastEnd {
+                index,
+                value,
+                total,
+            },
+            _ => DocumentsError::End {
+                index,
+                value,
+                total,
+            },
+        })
+    }
+}
