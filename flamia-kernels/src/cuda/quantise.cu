@@ -8,6 +8,7 @@
 // Constants: HEAD_DIM (64 or 128), and as 0 or 1 HADAMARD (rotate first), ROW_IMAGE and
 // TRANSPOSED_IMAGE (what is written), ROW_SUMS (D = rowsum(x_hat * o) as well; not of rotated rows).
 
+#include "e4m3.cuh"
 #include "layout.cuh"
 #include "parameters.cuh"
 #include "ptx.cuh"
@@ -127,7 +128,8 @@ __device__ __forceinline__ Rows rows_of_block(const Parameters &p, int slot) {
     for (int candidates = p.documents; candidates > 1;) {
         const int step = (candidates + 31) / 32;
         const int probe = document + lane * step;
-        const bool starts = lane * step < candidates && padded_start(__ldg(p.cu_seqlens + probe), probe) <= slot;
+        const bool is_document = lane * step < candidates;
+        const bool starts = is_document && padded_start(__ldg(p.cu_seqlens + probe), probe) <= slot;
         // Lane 0 always says yes.
         const int last = 31 - __clz(__ballot_sync(ALL_LANES, starts));
         document += last * step;
@@ -142,7 +144,8 @@ __device__ __forceinline__ Rows rows_of_block(const Parameters &p, int slot) {
 // Calls `visit(i, s, address, inside)` for each 16 bytes of a lane's part of a block; `inside` says
 // whether the token is the document's.
 template <class Visit>
-__device__ __forceinline__ void each_vector(const bf16 *head, long long stride, Rows rows, Place place, Visit visit) {
+__device__ __forceinline__ void each_vector(const bf16 *head, long long stride, Rows rows, Place place,
+                                            Visit visit) {
     const int token = quad_token(place.quad(), 0);
     const bf16 *first = head + (rows.first + token) * stride + place.loaded_dim();
 #pragma unroll
@@ -314,7 +317,9 @@ __device__ __forceinline__ void replace(Features<Quad> &x, const BlockScale &blo
         for (int k = 0; k < VECTOR; k++) {
             Quad &v = x[s][k];
             Quad rounded;
-            unpack_e4m3(pack_e4m3(v[0] * NORM * down, v[1] * NORM * down, v[2] * NORM * down, v[3] * NORM * down), rounded);
+#pragma unroll
+            for (int i = 0; i < TOKENS; i++) v[i] = v[i] * NORM * down;
+            unpack_e4m3(pack_e4m3(v[0], v[1], v[2], v[3]), rounded);
 #pragma unroll
             for (int i = 0; i < TOKENS; i++) {
                 const bool inside = quad_token(place.quad(), i) < rows.count;
@@ -326,7 +331,8 @@ __device__ __forceinline__ void replace(Features<Quad> &x, const BlockScale &blo
 }
 
 // The codes of a block, a word for each feature.
-__device__ __forceinline__ void encode(Features<u32> &codes, Features<Quad> &x, const BlockScale &block, Rows rows, Place place) {
+__device__ __forceinline__ void encode(Features<u32> &codes, Features<Quad> &x, const BlockScale &block,
+                                       Rows rows, Place place) {
     const float down = pow2(-block.floored());
     // One multiplication for both: scaling by a power of two changes no rounding, except of values far
     // below the smallest code.
@@ -420,7 +426,8 @@ __device__ __forceinline__ void transpose(float (&values)[4], int m) {
 
 // D = rowsum(x_hat * o) of the block's tokens, added in the order of the CPU's `lane_sum`: 16 sums
 // over every sixteenth feature, in their order, then pairs of sums.
-__device__ __forceinline__ void store_row_sums(float *block, const Features<u32> &codes, const Raw &output, float scale, Place place) {
+__device__ __forceinline__ void store_row_sums(float *block, const Features<u32> &codes, const Raw &output,
+                                               float scale, Place place) {
     static_assert(!ROW_SUMS || !HADAMARD, "o is not rotated");
     Features<Quad> o;
     widen(o, output);

@@ -15,8 +15,8 @@ pub const SOURCE: Source = Source {
     text: include_str!("quantise.cu"),
     headers: &[
         Header {
-            name: "ptx.cuh",
-            text: include_str!("ptx.cuh"),
+            name: "e4m3.cuh",
+            text: include_str!("e4m3.cuh"),
         },
         Header {
             name: "layout.cuh",
@@ -25,6 +25,10 @@ pub const SOURCE: Source = Source {
         Header {
             name: "parameters.cuh",
             text: include_str!("parameters.cuh"),
+        },
+        Header {
+            name: "ptx.cuh",
+            text: include_str!("ptx.cuh"),
         },
     ],
 };
