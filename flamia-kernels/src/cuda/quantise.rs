@@ -15,6 +15,10 @@ pub const SOURCE: Source = Source {
     text: include_str!("quantise.cu"),
     headers: &[
         Header {
+            name: "block_scale.cuh",
+            text: include_str!("block_scale.cuh"),
+        },
+        Header {
             name: "e4m3.cuh",
             text: include_str!("e4m3.cuh"),
         },
