@@ -493,3 +493,31 @@ fn e_documents_are_alone() {
         }
     }
 }
+
+/// References that jump by more powers of two than FP32 has exponents above 1: later keys have a V of
+/// zeros, which folds as 2^-96, and earlier ones a large V.
+#[test]
+#[ignore = "needs a GPU"]
+fn f_references_may_jump_by_any_power() {
+    let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(6));
+    let mut failures = Failures::default();
+    for head_dim in HEAD_DIMS {
+        for (mask, edge) in [(Mask::Causal, 1000), (Mask::Causal, 777), (Mask::Full, 500)] {
+            let shape = Shape {
+                lengths: vec![1100],
+                heads: 2,
+                kv_heads: 2,
+                head_dim,
+                mask,
+            };
+            let case = format!("{shape:?}, {edge}");
+            let mut problem = Problem::gaussian(shape, &mut rng);
+            let (large, zero) = problem.v.split_at_mut(edge * 2 * head_dim.get());
+            large
+                .iter_mut()
+                .for_each(|x| *x *= bf16::from_f32(2f32.powi(60)));
+            zero.fill(bf16::ZERO);
+            check(&mut failures, &gpu, &problem, &all_ways(), &case);
+        }
+    }
+}

@@ -40,8 +40,8 @@ pub const SOURCE: Source = Source {
 const TILE: u32 = 128;
 /// Slots of queries in shared memory.
 const QUERY_SLOTS: u32 = 2;
-/// Stages of key and value tiles in shared memory; with the largest items and rows they fill it.
-const STAGES: u32 = 5;
+/// Stages of key and value tiles in shared memory; a power of two.
+const STAGES: u32 = 4;
 /// Scales, work items and barriers take less.
 const OTHER_SHARED_BYTES: u32 = 1024;
 

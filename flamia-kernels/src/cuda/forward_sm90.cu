@@ -21,6 +21,7 @@ enum MaskKind { CAUSAL = 0, FULL = 1, WINDOW = 2 };
 constexpr int TILE = 128;   // keys
 constexpr int BLOCK = BLOCK_TOKENS;
 constexpr int GROUP_ROWS = 64;  // query rows of a warpgroup
+constexpr int WARP_ROWS = 16;
 constexpr u32 WARPGROUPS = ITEM_ROWS / GROUP_ROWS;
 constexpr u32 THREADS = 128 * (WARPGROUPS + 1);
 constexpr u32 PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24;
@@ -33,6 +34,7 @@ constexpr float LN_2 = 0.693147180559945f;
 
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
 static_assert(ITEM_ROWS % GROUP_ROWS == 0 && WARPGROUPS >= 2 && WARPGROUPS <= 3, "register budget");
+constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
 static_assert(TILE / BLOCK == GROUPS, "the softmax works on whole tiles");
 
 // `Parameters` of forward.rs. Strides are in elements.
@@ -89,6 +91,7 @@ SAME_OFFSET(Parameters, reserved);
 struct Work {
     WorkItem item;
     u32 head;
+    u32 number;  // of the CTA's items
 };
 
 constexpr u32 Q_SLOTS = 2;  // the next item's queries come in while this one's are used
@@ -101,8 +104,8 @@ struct SharedMemory {
     u8 k[STAGES][TILE_BYTES];
     u8 v[STAGES][TILE_BYTES];
     float q_scale[Q_SLOTS][ITEM_ROWS / BLOCK];
-    alignas(16) float k_scale[STAGES][GROUPS];
-    alignas(16) float v_fold[STAGES][GROUPS];
+    float k_scale[STAGES][GROUPS];
+    float v_fold[STAGES][GROUPS];
     Work work[Q_SLOTS];
     u64 q_full[Q_SLOTS], q_empty[Q_SLOTS];
     u64 full[STAGES], empty[STAGES];
@@ -110,21 +113,21 @@ struct SharedMemory {
 static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
 
 
-// A position in a ring of stages, and how often it went round.
+// Where a walk around a ring of stages stands; in one register.
+template <u32 SIZE>
 struct Ring {
-    u32 stage = 0;
-    u32 parity = 0;
+    static_assert((SIZE & (SIZE - 1)) == 0, "rounds are counted in the bits above the stage's");
+    u32 steps = 0;
 
-    __device__ void advance(u32 stages) {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
+    __device__ u32 stage() const { return steps % SIZE; }
+    __device__ u32 parity() const { return steps / SIZE % 2; }
+    __device__ void advance() { steps++; }
 };
 
 struct Range {
     int begin, end;
+
+    __device__ bool contains(int x) const { return x >= begin && x < end; }
 };
 
 __device__ inline int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
@@ -157,32 +160,33 @@ struct Producer {
     const Parameters& p;
     SharedMemory& shared;
     u32 lane;
-    Ring queries, ring;
+    Ring<Q_SLOTS> queries;
+    Ring<STAGES> tiles;
 
     __device__ void run() {
         const HeadSections order = {p.heads, p.heads_per_section};
         const u32 items = p.header->items[FORWARD];
         const bool dynamic = p.header->dynamic;
         const u32 positions = position_count(items, order);
-        for (u32 round = 0;; round++) {
-            const u32 position = dynamic ? acquire(positions) : alternating_position(round);
+        // A position is acquired while the one before it is loaded.
+        u32 next = dynamic ? acquire(positions) : alternating_position(0);
+        for (u32 round = 1;; round++) {
+            const u32 position = __shfl_sync(FULL_WARP, next, 0);
             if (position >= positions) break;
+            next = dynamic ? acquire(positions) : alternating_position(round);
             const Assignment at = assignment_at(position, items, order);
-            load({p.items[at.item], at.head});
+            load({p.items[at.item], at.head, queries.steps});
         }
-        barrier_wait(shared.q_empty[queries.stage], queries.parity ^ 1);
+        barrier_wait(shared.q_empty[queries.stage()], queries.parity() ^ 1);
         if (lane == 0) {
-            shared.work[queries.stage].item.len = 0;
-            barrier_arrive(shared.q_full[queries.stage]);
+            shared.work[queries.stage()].item.len = 0;
+            barrier_arrive(shared.q_full[queries.stage()]);
         }
-        barrier_arrive_after_word_copies(shared.q_full[queries.stage]);
+        barrier_arrive_after_word_copies(shared.q_full[queries.stage()]);
     }
 
-    __device__ u32 acquire(u32 positions) const {
-        u32 position = 0;
-        if (lane == 0) position = acquire_position(p.counter, positions);
-        return __shfl_sync(FULL_WARP, position, 0);
-    }
+    // For lane 0.
+    __device__ u32 acquire(u32 positions) const { return lane == 0 ? acquire_position(p.counter, positions) : 0; }
 
     __device__ void load(const Work& work) {
         const WorkItem& item = work.item;
@@ -200,11 +204,11 @@ struct Producer {
     }
 
     __device__ void load_queries(const Work& work, Range rows) {
-        const u32 slot = queries.stage;
+        const u32 slot = queries.stage();
         u64& full = shared.q_full[slot];
         const u32 count = round_up(rows.end - rows.begin, BLOCK);
         const i64 first = i64(work.head) * p.slots + padded_start(work.item.start, work.item.document) + rows.begin;
-        barrier_wait(shared.q_empty[slot], queries.parity ^ 1);
+        barrier_wait(shared.q_empty[slot], queries.parity() ^ 1);
         if (lane == 0) {
             shared.work[slot] = work;
             barrier_arrive_expect(full, count * HEAD_DIM);
@@ -213,14 +217,14 @@ struct Producer {
         if (lane < ITEM_ROWS / BLOCK)
             word_copy(&shared.q_scale[slot][lane], p.q_scales + first / BLOCK + lane, lane < count / BLOCK);
         barrier_arrive_after_word_copies(full);
-        queries.advance(Q_SLOTS);
+        queries.advance();
     }
 
     // `count` keys and values from row `first` of all heads' rows on.
     __device__ void load_keys(i64 first, u32 count) {
-        const u32 stage = ring.stage;
+        const u32 stage = tiles.stage();
         u64& full = shared.full[stage];
-        barrier_wait(shared.empty[stage], ring.parity ^ 1);
+        barrier_wait(shared.empty[stage], tiles.parity() ^ 1);
         if (lane == 0) {
             // The transposed blocks of a run of keys take as many bytes as its rows, at the same place.
             const u32 bytes = count * HEAD_DIM;
@@ -237,30 +241,25 @@ struct Producer {
             word_copy(to + block, from + first / BLOCK + block, block < count / BLOCK);
         }
         barrier_arrive_after_word_copies(full);
-        ring.advance(STAGES);
+        tiles.advance();
     }
 };
 
 // ---- consumers
 
-// Which blocks of a masked tile's values a warp takes. Its rows lie in one block of 32 and may see one
-// block less, at either end, than the rest of its warpgroup, which multiplies together: it drops the
-// sum after a block in front of its own, and takes it before one behind them.
-struct VisibleBlocks {
-    u32 multiplied = 0, dropped = 0, promoted = 0;  // a bit for each block
+// Which key groups of a tile the rows of a warp see, in part or whole, as bits.
+struct VisibleGroups {
+    u32 partly = 0, wholly = 0;
 
-    __device__ VisibleBlocks(const WorkItem& item, int tile, u32 group, u32 warp, int window) {
-        const Range rows = group_rows(item, group);
-        const int first = rows.begin + int(warp / 2) * BLOCK;
-        const Range own = covering(keys_seen({first, min(first + BLOCK, item.len)}, item.len, window), BLOCK);
-        const Range all = covering(keys_seen(rows, item.len, window), BLOCK);
+    __device__ VisibleGroups(int first_row, int len, int tile, int window) {
+        const int last_row = first_row + WARP_ROWS - 1;
 #pragma unroll
         for (u32 g = 0; g < GROUPS; g++) {
-            const int block = tile * int(GROUPS) + int(g);
-            const bool seen = block >= own.begin && block < own.end;
-            multiplied |= u32(block >= all.begin && block < all.end) << g;
-            dropped |= u32(MASK == WINDOW && block < own.begin) << g;
-            promoted |= u32(seen && (g == GROUPS - 1 || block == own.end - 1)) << g;
+            const int begin = tile * TILE + 32 * int(g), end = begin + 32;
+            const bool starts = MASK == FULL ? begin < len : begin <= last_row;
+            const bool is_before = MASK == FULL ? end <= len : end <= first_row + 1;
+            partly |= u32(starts && (MASK != WINDOW || end > first_row + 1 - window)) << g;
+            wholly |= u32(is_before && (MASK != WINDOW || begin >= last_row + 1 - window)) << g;
         }
     }
 };
@@ -271,72 +270,84 @@ struct Consumer {
     const Parameters& p;
     SharedMemory& shared;
     u32 group;
-    Ring queries, ring;
+    Ring<Q_SLOTS> queries;
+    Ring<STAGES> tiles;
 
     __device__ void run() {
         for (;;) {
-            const u32 slot = queries.stage;
-            barrier_wait(shared.q_full[slot], queries.parity);
+            const u32 slot = queries.stage();
+            barrier_wait(shared.q_full[slot], queries.parity());
             if (shared.work[slot].item.len == 0) break;
-            attend(slot);
-            queries.advance(Q_SLOTS);
+            compute(slot);
+            queries.steps = shared.work[slot].number + 1;
+            // Every warp, since each reads the work item until the end.
+            __syncwarp();
+            if (lane() == 0) barrier_arrive(shared.q_empty[slot]);
         }
     }
 
     __device__ u32 warp() const { return threadIdx.x / 32 % 4; }
     __device__ u32 lane() const { return threadIdx.x % 32; }
 
-    // One of the thread's two rows, counted from the document's start.
+    // The first row of the warp, and one of the thread's two, counted from the document's start.
+    __device__ int first_row(const WorkItem& item) const {
+        return item.first + int(group * GROUP_ROWS + WARP_ROWS * warp());
+    }
     __device__ int thread_row(const WorkItem& item, u32 half) const {
-        return item.first + int(group * GROUP_ROWS + 16 * warp() + 8 * half + lane() / 4);
+        return first_row(item) + int(8 * half + lane() / 4);
     }
 
     // The work item is read from shared memory where it is needed: registers are for fragments.
-    __device__ void attend(u32 slot) {
+    __device__ void compute(u32 slot) {
         const Work& work = shared.work[slot];
         const WorkItem& item = work.item;
-        const Range item_tiles = covering(keys_seen(item_rows(item), item.len, p.window), TILE);
-        const Range tiles = covering(keys_seen(group_rows(item, group), item.len, p.window), TILE);
+        const Range loaded = covering(keys_seen(item_rows(item), item.len, p.window), TILE);
+        const Range seen = covering(keys_seen(group_rows(item, group), item.len, p.window), TILE);
         const Range clear = tiles_without_mask(item);
-        const u64 q = operand_descriptor(shared.q[slot] + group * GROUP_ROWS * HEAD_DIM, ROW_SWIZZLE);
-        const float q_scale = p.scale * shared.q_scale[slot][(group * GROUP_ROWS + 16 * warp()) / BLOCK];
 
         float o[WORDS];
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) o[i] = 0;
         SoftmaxRows softmax;
 
-        for (int tile = item_tiles.end - 1; tile >= item_tiles.begin; tile--) {
+        for (int tile = loaded.end - 1; tile >= loaded.begin; tile--) {
             // Also where this warpgroup sees nothing of the tile: so none gets ahead of the ring.
-            barrier_wait(shared.full[ring.stage], ring.parity);
-            if (tile >= tiles.begin && tile < tiles.end) {
+            barrier_wait(shared.full[tiles.stage()], tiles.parity());
+            if (seen.contains(tile)) {
+                const u32 stage = tiles.stage();
                 float s[64];
-                scores(s, q, ring.stage);
-                const TileScales scales(q_scale, load4(shared.k_scale[ring.stage]), load4(shared.v_fold[ring.stage]));
+                scores(s, slot, stage);
+                const float q_scale = p.scale * shared.q_scale[slot][(group * GROUP_ROWS + WARP_ROWS * warp()) / BLOCK];
+                const TileScales scales(q_scale, shared.k_scale[stage], shared.v_fold[stage]);
                 u32 codes[GROUPS][4];
-                if (tile >= clear.begin && tile < clear.end) {
-                    softmax.probabilities(s, scales, {p.c, p.tau}, codes);
-                    add_values(o, codes, softmax, ring.stage);
+                if (clear.contains(tile)) {
+                    if (__any_sync(FULL_WARP, softmax.may_pass(s, scales, p.tau)))
+                        softmax.raise_references(s, scales, p.tau, ALL_GROUPS, o);
+#pragma unroll
+                    for (u32 g = 0; g < GROUPS; g++) softmax.probabilities(s, scales, p.c, g, codes[g]);
+                    add_values(o, codes, stage);
                 } else {
-                    mask(s, item, tile);
-                    softmax.probabilities(s, scales, {p.c, p.tau}, codes);
-                    add_values_masked(o, codes, softmax, ring.stage, VisibleBlocks(item, tile, group, warp(), p.window));
+                    const VisibleGroups groups(first_row(item), item.len, tile, p.window);
+                    mask(s, groups.partly & ~groups.wholly, item, tile);
+                    softmax.raise_references(s, scales, p.tau, groups.partly, o);
+#pragma unroll
+                    for (u32 g = 0; g < GROUPS; g++) {
+                        codes[g][0] = codes[g][1] = codes[g][2] = codes[g][3] = 0;
+                        if (groups.partly >> g & 1) softmax.probabilities(s, scales, p.c, g, codes[g]);
+                    }
+                    add_values_masked(o, codes, stage, item, tile);
                 }
             }
             // The MMA is the whole warpgroup's: once it is over for one warp, none needs the stage.
-            if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty[ring.stage]);
-            ring.advance(STAGES);
+            if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty[tiles.stage()]);
+            tiles.advance();
         }
         store(o, softmax, work);
-        // Every warp, since each reads the work item until the end.
-        __syncwarp();
-        if (lane() == 0) barrier_arrive(shared.q_empty[slot]);
     }
 
-    static __device__ float4 load4(const float (&values)[GROUPS]) { return *reinterpret_cast<const float4*>(values); }
-
     // S = Q K^T, of codes.
-    __device__ void scores(float (&s)[64], u64 q, u32 stage) const {
+    __device__ void scores(float (&s)[64], u32 slot, u32 stage) const {
+        const u64 q = operand_descriptor(shared.q[slot] + group * GROUP_ROWS * HEAD_DIM, ROW_SWIZZLE);
         const u64 k = operand_descriptor(shared.k[stage], ROW_SWIZZLE);
         pin(s);
         wgmma_fence();
@@ -348,9 +359,8 @@ struct Consumer {
         pin(s);
     }
 
-    // O = O * rescale + P V, with a fresh accumulator for P V: Hopper's keeps 13 fraction bits.
-    __device__ void add_values(float (&o)[WORDS], u32 (&codes)[GROUPS][4], const SoftmaxRows& softmax,
-                               u32 stage) const {
+    // O += P V, with a fresh accumulator for P V: Hopper's keeps 13 fraction bits.
+    __device__ void add_values(float (&o)[WORDS], u32 (&codes)[GROUPS][4], u32 stage) const {
         float t[WORDS];
         pin(t);
         pin(codes);
@@ -361,41 +371,65 @@ struct Consumer {
         wgmma_wait();
         pin(t);
         pin(codes);
-        promote(o, t, softmax);
+        promote(o, t);
     }
 
     __device__ u64 v_block(u32 stage, u32 block) const {
         return operand_descriptor(shared.v[stage] + block * V_BLOCK_BYTES, Swizzle::B32);
     }
 
-    static __device__ void promote(float (&o)[WORDS], float (&t)[WORDS], const SoftmaxRows& softmax) {
+    static __device__ void promote(float (&o)[WORDS], float (&t)[WORDS]) {
 #pragma unroll
-        for (u32 i = 0; i < WORDS; i++) o[i] = fmaf(o[i], softmax.rescale[i / 2 % 2], t[i]);
+        for (u32 i = 0; i < WORDS; i++) o[i] += t[i];
     }
 
-    // The same block by block. What a warp does not see may be NaN, which 0 does not undo.
-    __device__ void add_values_masked(float (&o)[WORDS], u32 (&codes)[GROUPS][4], const SoftmaxRows& softmax,
-                                      u32 stage, VisibleBlocks blocks) const {
+    // The same block by block. A warp's rows lie in one block of 32; the lower half of the warpgroup may see
+    // a block in front of what the upper half sees, and the upper half one behind. What a half does not
+    // see may be NaN, which a probability of 0 does not undo, although both multiply together: the
+    // upper half starts anew after the one, and the lower half is done before the other.
+    __device__ void add_values_masked(float (&o)[WORDS], u32 (&codes)[GROUPS][4], u32 stage, const WorkItem& item,
+                                      int tile) const {
+        const Range rows = group_rows(item, group);
+        const Range lower = blocks_seen({rows.begin, min(rows.begin + BLOCK, rows.end)}, item.len);
+        const Range upper = blocks_seen({rows.begin + BLOCK, rows.end}, item.len);
+        const bool is_upper = warp() >= 2;
+        // Counted from the tile's first block.
+        const int first = tile * int(GROUPS);
+        const int begin = lower.begin - first, end = lower.end - first;
+        const int upper_begin = is_upper ? upper.begin - first : begin;
+        const bool has_last = upper.end > lower.end;
         float t[WORDS];
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) t[i] = 0;
 #pragma unroll
-        for (u32 g = 0; g < GROUPS; g++) {
-            if (!(blocks.multiplied >> g & 1)) continue;
-            pin(t);
-            pin(codes);
-            wgmma_fence();
-            wgmma_registers(t, codes[g], v_block(stage, g), 1);
-            wgmma_commit();
-            wgmma_wait();
-            pin(t);
-            pin(codes);
-            if (blocks.dropped >> g & 1) {
+        for (int g = 0; g < int(GROUPS); g++) {
+            if (g < begin || g >= end) continue;
+            multiply(t, codes[g], stage, g);
+            if (MASK == WINDOW && g < upper_begin) {
 #pragma unroll
                 for (u32 i = 0; i < WORDS; i++) t[i] = 0;
             }
-            if (blocks.promoted >> g & 1) promote(o, t, softmax);
         }
+        if (!is_upper) promote(o, t);
+        // Warpgroups start at an even block.
+#pragma unroll
+        for (int g = 1; g < int(GROUPS); g += 2)
+            if (g == end && has_last) multiply(t, codes[g], stage, g);
+        if (is_upper) promote(o, t);
+    }
+
+    __device__ Range blocks_seen(Range rows, int len) const { return covering(keys_seen(rows, len, p.window), BLOCK); }
+
+    // One block's part of P V.
+    __device__ void multiply(float (&t)[WORDS], u32 (&codes)[4], u32 stage, u32 block) const {
+        pin(t);
+        pin(codes);
+        wgmma_fence();
+        wgmma_registers(t, codes, v_block(stage, block), 1);
+        wgmma_commit();
+        wgmma_wait();
+        pin(t);
+        pin(codes);
     }
 
     // The tiles of which every row of the warpgroup sees every key.
@@ -406,24 +440,25 @@ struct Consumer {
         return {begin, (rows.begin + 1) / TILE};
     }
 
-    // -inf for what a row must not see; a selection, so that NaN goes as well.
-    __device__ void mask(float (&s)[64], const WorkItem& item, int tile) const {
+    // -inf for what a row must not see of some groups; a selection, so that NaN goes as well.
+    __device__ void mask(float (&s)[64], u32 groups, const WorkItem& item, int tile) const {
 #pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const int row = thread_row(item, half);
-            // Counted from this thread's first column.
-            const int origin = tile * TILE + 2 * (lane() % 4);
-            const int end = (MASK == FULL ? item.len : row + 1) - origin;
-            const int begin = end - p.window;
+        for (u32 g = 0; g < GROUPS; g++) {
+            if (!(groups >> g & 1)) continue;
 #pragma unroll
-            for (u32 g = 0; g < GROUPS; g++)
+            for (u32 half = 0; half < 2; half++) {
+                // Counted from this thread's first column.
+                const int origin = tile * TILE + 32 * int(g) + 2 * int(lane() % 4);
+                const int end = (MASK == FULL ? item.len : thread_row(item, half) + 1) - origin;
+                const int begin = end - p.window;
 #pragma unroll
                 for (u32 j = 0; j < GROUP_COLUMNS; j++) {
-                    const int column = 32 * g + 8 * (j / 2) + j % 2;
+                    const int column = 8 * (j / 2) + j % 2;
                     const bool seen = column < end && (MASK != WINDOW || column >= begin);
                     float& x = score(s, g, half, j);
                     x = seen ? x : -INF;
                 }
+            }
         }
     }
 
@@ -444,7 +479,7 @@ struct Consumer {
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
                     const float* pair = &o[16 * run + 4 * i + 2 * half];
-                    words[i] = sum == 0 ? 0 : bf16x2(pair[0] * factor, pair[1] * factor);
+                    words[i] = bf16x2(pair[0] * factor, pair[1] * factor);
                 }
                 quad_transpose(words);
                 if (present)

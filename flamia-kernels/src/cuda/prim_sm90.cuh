@@ -132,11 +132,16 @@ __device__ inline void pin(float (&registers)[COUNT]) {
     for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-template <u32 ROWS, u32 COLUMNS>
-__device__ inline void pin(u32 (&registers)[ROWS][COLUMNS]) {
+template <u32 COUNT>
+__device__ inline void pin(u32 (&registers)[COUNT]) {
 #pragma unroll
-    for (u32 i = 0; i < ROWS * COLUMNS; i++)
-        asm volatile("" : "+r"(registers[i / COLUMNS][i % COLUMNS])::"memory");
+    for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+template <u32 ROWS, u32 COUNT>
+__device__ inline void pin(u32 (&registers)[ROWS][COUNT]) {
+#pragma unroll
+    for (u32 i = 0; i < ROWS; i++) pin(registers[i]);
 }
 
 // A and B from shared memory, B of 128 rows.

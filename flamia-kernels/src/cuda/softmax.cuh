@@ -17,124 +17,118 @@ constexpr float NO_REFERENCE = -3.402823466e38f;
 constexpr float SMALLEST_NORMAL = 1.175494351e-38f;
 #define INF __int_as_float(0x7f800000)
 
-__device__ inline float& score(float (&s)[64], u32 group, u32 half, u32 column) {
+template <typename T>
+__device__ inline T& score(T (&s)[64], u32 group, u32 half, u32 column) {
     return s[16 * group + 4 * (column / 2) + 2 * half + column % 2];
 }
 
-// Probabilities are 2^(z - reference + c), with z = s * multiplier + fold.
-struct SoftmaxOptions {
-    float c;
-    float tau;
-};
-
-// What the key groups of a tile make of a product of codes.
+// What the key groups of a tile make of a product of codes: z = s * multiplier + fold.
 struct TileScales {
     float multiplier[GROUPS];
-    float fold[GROUPS];  // the exponent of V's block
+    float fold[GROUPS];  // the exponents of V's blocks
 
-    __device__ TileScales(float q_scale, const float4& k_scale, const float4& v_fold)
-        : multiplier{q_scale * k_scale.x, q_scale * k_scale.y, q_scale * k_scale.z, q_scale * k_scale.w},
-          fold{v_fold.x, v_fold.y, v_fold.z, v_fold.w} {
-        // The codes of a zero block are zero whatever they are multiplied with, but a masked -inf
-        // times zero would be NaN.
+    __device__ TileScales(float q_scale, const float (&k_scales)[GROUPS], const float (&v_folds)[GROUPS]) {
 #pragma unroll
-        for (u32 g = 0; g < GROUPS; g++) multiplier[g] = fmaxf(multiplier[g], SMALLEST_NORMAL);
+        for (u32 g = 0; g < GROUPS; g++) {
+            // The codes of a zero block are zero whatever they are multiplied with, but a masked -inf
+            // times zero would be NaN.
+            multiplier[g] = fmaxf(q_scale * k_scales[g], SMALLEST_NORMAL);
+            fold[g] = v_folds[g];
+        }
     }
 };
 
+// What the four threads of a quad, who share rows, make of a value of each.
+__device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(FULL_WARP, x, 1);
+    return x + __shfl_xor_sync(FULL_WARP, x, 2);
+}
+__device__ inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
+}
+
+// The running state of a thread's two rows.
 struct SoftmaxRows {
     float reference[2];  // integers
     float sum[2];        // of this thread's columns, without the fold
-    float rescale[2];    // what the last tile's reference asks the accumulator to be multiplied with
 
-    __device__ SoftmaxRows() : reference{NO_REFERENCE, NO_REFERENCE}, sum{0, 0}, rescale{1, 1} {}
-
-    // Turns scores into E4M3 codes, ready as the A operand over keys in pi order: the codes of group
-    // g are the fragment of the MMA's step g.
-    __device__ void probabilities(float (&s)[64], const TileScales& scales, SoftmaxOptions options,
-                                  u32 (&codes)[GROUPS][4]) {
-        rescale[0] = rescale[1] = 1;
-        if (__any_sync(FULL_WARP, may_exceed(s, scales, options.tau))) raise(s, scales, options.tau);
-        exponentiate(s, scales, options.c);
-#pragma unroll
-        for (u32 g = 0; g < GROUPS; g++)
-#pragma unroll
-            for (u32 r = 0; r < 4; r++) {
-                const u32 half = r % 2, column = 4 * (r / 2);
-                codes[g][r] = pack_e4m3(score(s, g, half, column), score(s, g, half, column + 1),
-                                        score(s, g, half, column + 2), score(s, g, half, column + 3));
-            }
-    }
+    __device__ SoftmaxRows() : reference{NO_REFERENCE, NO_REFERENCE}, sum{0, 0} {}
 
     // Whether some score might pass its row's reference by more than tau. Never misses one, and
     // costs half of an exact maximum: as integers, floats above zero compare like floats, and all
     // others count as zero.
-    __device__ bool may_exceed(float (&s)[64], const TileScales& scales, float tau) const {
-        bool exceeds = false;
+    __device__ bool may_pass(const float (&s)[64], const TileScales& scales, float tau) const {
+        bool passes = false;
 #pragma unroll
-        for (u32 half = 0; half < 2; half++)
+        for (u32 g = 0; g < GROUPS; g++)
 #pragma unroll
-            for (u32 g = 0; g < GROUPS; g++) {
+            for (u32 half = 0; half < 2; half++) {
                 int bound = 0;
 #pragma unroll
                 for (u32 j = 0; j < GROUP_COLUMNS; j += 2)
                     bound = __vimax3_s32(bound, __float_as_int(score(s, g, half, j)),
                                          __float_as_int(score(s, g, half, j + 1)));
-                exceeds |= fmaf(__int_as_float(bound), scales.multiplier[g], scales.fold[g]) >
-                           reference[half] + tau;
+                passes |= fmaf(__int_as_float(bound), scales.multiplier[g], scales.fold[g]) > reference[half] + tau;
             }
-        return exceeds;
+        return passes;
     }
 
-    // Replaces the references that the tile passes by more than tau. Row by row: that the warp came
-    // here because of one row must not show in another. NaN scores are left to the exponential.
-    __device__ void raise(float (&s)[64], const TileScales& scales, float tau) {
+    // Replaces the references that the tile passes by more than tau, and takes along what was
+    // accumulated. Row by row: what one row needs must not show in another. NaN scores are left to
+    // the exponential. Groups whose bit is not set do not count.
+    template <u32 COUNT>
+    __device__ void raise_references(const float (&s)[64], const TileScales& scales, float tau, u32 groups,
+                                     float (&o)[COUNT]) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             float largest = -INF;
 #pragma unroll
             for (u32 g = 0; g < GROUPS; g++) {
+                if (!(groups >> g & 1)) continue;
                 float in_group = -INF;
 #pragma unroll
                 for (u32 j = 0; j < GROUP_COLUMNS; j++) in_group = fmaxf(in_group, score(s, g, half, j));
                 largest = fmaxf(largest, fmaf(in_group, scales.multiplier[g], scales.fold[g]));
             }
-            largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
+            largest = quad_max(largest);
+            float rescale = 1;
             if (largest > reference[half] + tau) {
                 const float raised = ceilf(largest);
-                rescale[half] = exp2_approximate(reference[half] - raised);
+                rescale = exp2_approximate(reference[half] - raised);
                 reference[half] = raised;
-                sum[half] *= rescale[half];
             }
+            sum[half] *= rescale;
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++)
+                if (i / 2 % 2 == half) o[i] *= rescale;
         }
     }
 
-    __device__ void exponentiate(float (&s)[64], const TileScales& scales, float c) {
+    // The probabilities of a group, 2^(z - reference + c), as E4M3 codes: ready as the A operand over keys
+    // in pi order of the MMA's step `g`.
+    __device__ void probabilities(float (&s)[64], const TileScales& scales, float c, u32 g, u32 (&codes)[4]) {
+        const float unfold = exp2_approximate(-scales.fold[g]);
 #pragma unroll
-        for (u32 g = 0; g < GROUPS; g++) {
-            const float unfold = exp2_approximate(-scales.fold[g]);
+        for (u32 half = 0; half < 2; half++) {
+            const float addend = scales.fold[g] + c - reference[half];
+            float in_group = 0;
 #pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                const float addend = scales.fold[g] + c - reference[half];
-                float in_group = 0;
-#pragma unroll
-                for (u32 j = 0; j < GROUP_COLUMNS; j++) {
-                    float& p = score(s, g, half, j);
-                    p = exp2_approximate(fmaf(p, scales.multiplier[g], addend));
-                    in_group += p;
-                }
-                sum[half] = fmaf(in_group, unfold, sum[half]);
+            for (u32 j = 0; j < GROUP_COLUMNS; j++) {
+                float& p = score(s, g, half, j);
+                p = exp2_approximate(fmaf(p, scales.multiplier[g], addend));
+                in_group += p;
             }
+            sum[half] = fmaf(in_group, unfold, sum[half]);
+        }
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+            const u32 half = r % 2, column = 4 * (r / 2);
+            codes[r] = pack_e4m3(score(s, g, half, column), score(s, g, half, column + 1),
+                                 score(s, g, half, column + 2), score(s, g, half, column + 3));
         }
     }
 };
-
-// The sum of what the four threads of a quad hold of a row.
-__device__ inline float quad_sum(float x) {
-    x += __shfl_xor_sync(FULL_WARP, x, 1);
-    return x + __shfl_xor_sync(FULL_WARP, x, 2);
-}
 
 // Transposes a 4 x 4 matrix over the threads of a quad: word i of thread t becomes word t of thread i.
 __device__ inline void quad_transpose(u32 (&words)[4]) {
