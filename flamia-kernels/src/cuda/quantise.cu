@@ -139,7 +139,8 @@ __device__ __forceinline__ Rows rows_of_block(const Parameters &p, int slot) {
     const int start = __ldg(p.cu_seqlens + document);
     const int end = min(__ldg(p.cu_seqlens + document + 1), p.tokens);
     const int first = start + slot - padded_start(start, document);
-    return {first, min(end - first, BLOCK_TOKENS)};
+    // Boundaries that no packed row has may put the block in front of the tensor: it has no rows then.
+    return {first, first < 0 ? 0 : min(end - first, BLOCK_TOKENS)};
 }
 
 // Calls `visit(i, s, address, inside)` for each 16 bytes of a lane's part of a block; `inside` says

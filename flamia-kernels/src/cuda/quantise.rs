@@ -313,7 +313,8 @@ impl Quantiser {
 
     /// Quantises a tensor into `scratch`, whose size and parts [`Quantisation::layout`] tells, and
     /// returns the addresses. Waits for nothing, and can be captured: the grid depends on shapes
-    /// alone, and documents are read on the GPU.
+    /// alone, and documents are read on the GPU. Boundaries that no packed row has leave arbitrary codes,
+    /// and touch nothing else.
     ///
     /// # Errors
     /// A tensor or the scratch does not fit, or the driver refuses the launch.
@@ -323,7 +324,6 @@ impl Quantiser {
     ///   has run (in a graph: until the last replay has).
     /// - Until then the tensors, the boundaries and the scratch are valid memory of that GPU of the
     ///   size they claim, and nothing else writes what is read or touches the scratch.
-    /// - The boundaries start at 0, never decrease, and end at the number of rows.
     pub unsafe fn launch(
         &self,
         stream: Stream<'_>,
