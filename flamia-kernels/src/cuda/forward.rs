@@ -1,0 +1,402 @@
+//! The forward pass on Hopper: O and LSE of packed documents from quantised operands.
+//!
+//! The numbers are those of the CPU's `hopper` profile, up to the hardware's 2^x and the order of the
+//! row sum; `forward_sm90.cu` computes them.
+
+use flamia_cuda::{Arch, BuildError, Gpu, GpuError, Header, Kernel, Launch, Source, Stream};
+use flamia_sched::Mask;
+use flamia_sched::cuda::{SCHEDULE_HEADER, ScheduleLayout, schedule_defines};
+use flamia_sched::work::{HeadSections, Tiling};
+
+use super::layout::{HeadDim, LayoutError, PaddedLayout};
+use super::parameters::parameters;
+use super::quantise::Quantised;
+use super::tensor::{DeviceTensor, TensorError};
+
+macro_rules! header {
+    ($name:literal) => {
+        Header {
+            name: $name,
+            text: include_str!($name),
+        }
+    };
+}
+
+/// The kernel's source.
+pub const SOURCE: Source = Source {
+    name: "flamia-kernels/src/cuda/forward_sm90.cu",
+    text: include_str!("forward_sm90.cu"),
+    headers: &[
+        header!("e4m3.cuh"),
+        header!("layout.cuh"),
+        header!("parameters.cuh"),
+        header!("prim_sm90.cuh"),
+        header!("softmax.cuh"),
+        SCHEDULE_HEADER,
+    ],
+};
+
+/// Rows of a key tile.
+const TILE: u32 = 128;
+/// Slots of queries in shared memory.
+const QUERY_SLOTS: u32 = 2;
+/// Stages of key and value tiles in shared memory; a power of two.
+const STAGES: u32 = 4;
+/// Scales, work items and barriers take less.
+const OTHER_SHARED_BYTES: u32 = 1024;
+
+parameters! {
+    /// What the kernel takes. Strides are in elements.
+    struct Parameters {
+        q: u64,
+        q_scales: u64,
+        k: u64,
+        k_scales: u64,
+        v: u64,
+        v_folds: u64,
+        o: u64,
+        lse: u64,
+        items: u64,
+        header: u64,
+        counter: u64,
+        o_token_stride: i64,
+        o_head_stride: i64,
+        tokens: i32,
+        slots: i32,
+        heads: u32,
+        heads_per_kv_head: u32,
+        heads_per_section: u32,
+        window: i32,
+        scale: f32,
+        c: f32,
+        tau: f32,
+        reserved: u32,
+    }
+}
+
+/// Query rows of a work item: 64 for each warpgroup that computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ItemRows {
+    /// Two warpgroups: less is computed in vain at the ends of short documents.
+    R128,
+    /// Three warpgroups: more arithmetic for each tile that is loaded.
+    R192,
+}
+
+impl ItemRows {
+    /// Both.
+    pub const ALL: [ItemRows; 2] = [ItemRows::R128, ItemRows::R192];
+
+    /// The number, with which work lists have to be made.
+    pub const fn get(self) -> usize {
+        match self {
+            ItemRows::R128 => 128,
+            ItemRows::R192 => 192,
+        }
+    }
+}
+
+/// What a kernel is compiled for. The length of a window is not part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ForwardConfig {
+    #[allow(missing_docs)]
+    pub head_dim: HeadDim,
+    #[allow(missing_docs)]
+    pub mask: Mask,
+    #[allow(missing_docs)]
+    pub item_rows: ItemRows,
+}
+
+impl ForwardConfig {
+    /// How documents are cut into the work items that the kernel takes.
+    pub const fn tiling(&self) -> Tiling {
+        Tiling::forward(self.mask).with_item_rows(self.item_rows.get())
+    }
+
+    /// The macros that [`SOURCE`] is compiled with.
+    pub fn defines(&self) -> Vec<(&'static str, String)> {
+        let mask = match self.mask {
+            Mask::Causal => "CAUSAL",
+            Mask::Full => "FULL",
+            Mask::Window(_) => "WINDOW",
+        };
+        let mut defines = schedule_defines();
+        defines.extend([
+            ("HEAD_DIM", self.head_dim.get().to_string()),
+            ("ITEM_ROWS", self.item_rows.get().to_string()),
+            ("STAGES", STAGES.to_string()),
+            ("SHARED_BYTES", self.shared_bytes().to_string()),
+            ("MASK", mask.to_owned()),
+        ]);
+        defines.extend(Parameters::defines());
+        defines
+    }
+
+    const fn threads(&self) -> u32 {
+        // A warpgroup for 64 rows, and one that loads.
+        2 * self.item_rows.get() as u32 + 128
+    }
+
+    const fn shared_bytes(&self) -> u32 {
+        let rows = QUERY_SLOTS * self.item_rows.get() as u32 + STAGES * 2 * TILE;
+        rows * self.head_dim.get() as u32 + OTHER_SHARED_BYTES
+    }
+}
+
+/// A kernel that was not built, or a launch that was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// Another chip.
+    #[error(
+        "the MXFP8 forward kernel runs on Hopper (sm_90a), and the {gpu} is {arch}: there, let the CPU \
+         compute the `mxfp8` path with the `hopper` profile"
+    )]
+    Arch {
+        /// The GPU's name.
+        gpu: String,
+        /// Its architecture.
+        arch: Arch,
+    },
+    /// An operand without the image that the kernel reads.
+    #[error("{operand} has no {image} image: quantise it with `Forms::{image}` or `Forms::Both`")]
+    MissingImage {
+        /// `q`, `k` or `v`.
+        operand: &'static str,
+        /// `Row` or `Transposed`.
+        image: &'static str,
+    },
+    /// The query heads cannot be shared out among the key/value heads.
+    #[error(
+        "{heads} query heads cannot share {kv_heads} key/value heads evenly: use a multiple of \
+         {kv_heads}"
+    )]
+    Heads {
+        /// Query heads.
+        heads: usize,
+        /// Key/value heads.
+        kv_heads: usize,
+    },
+    /// Sections that were made for another tensor.
+    #[error("the sections are for {sections} heads, and O has {heads}: make them for {heads}")]
+    Sections {
+        /// Heads of the sections.
+        sections: usize,
+        /// Heads of O.
+        heads: usize,
+    },
+    /// Probabilities would saturate.
+    #[error(
+        "c + tau = {c} + {tau} exceeds log2(448) = 8.807, or one of them is negative: probabilities \
+         would saturate silently or vanish"
+    )]
+    Saturates {
+        /// Power of two on the probabilities.
+        c: i32,
+        /// Slack of the running maximum.
+        tau: f32,
+    },
+    /// A softmax scale that turns the order of scores around.
+    #[error("the softmax scale is {scale}: use a positive number, such as 1 / sqrt(head_dim)")]
+    Scale {
+        /// The scale.
+        scale: f64,
+    },
+    #[allow(missing_docs)]
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    #[allow(missing_docs)]
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[allow(missing_docs)]
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    #[allow(missing_docs)]
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+}
+
+/// Device addresses of a schedule's forward work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForwardWork {
+    /// A `flamia_sched::cuda::ScheduleHeader`.
+    pub header: u64,
+    /// The items, [`ForwardConfig::tiling`]'s, in any order; longest first is fastest.
+    pub items: u64,
+}
+
+impl ForwardWork {
+    /// Those of a schedule's buffer.
+    pub const fn of(layout: &ScheduleLayout, schedule: u64) -> Self {
+        Self {
+            header: schedule + layout.header as u64,
+            items: schedule + layout.forward as u64,
+        }
+    }
+}
+
+/// What a launch reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardCall {
+    /// Q, of which the row image is read.
+    pub q: Quantised,
+    /// K, of which the row image is read.
+    pub k: Quantised,
+    /// V, of which the transposed image is read.
+    pub v: Quantised,
+    /// Heads of K and V.
+    pub kv_heads: usize,
+    /// O, `[tokens, heads, head_dim]`. Rows of a document are written, and nothing else.
+    pub o: DeviceTensor,
+    /// LSE, natural logarithms, `f32` `[heads, tokens]`; +∞ for a row that sees no key.
+    pub lse: u64,
+    /// Documents, empty ones included.
+    pub documents: usize,
+    /// What there is to do.
+    pub work: ForwardWork,
+    /// In which order heads are computed.
+    pub sections: HeadSections,
+    /// Four bytes for dynamic schedules: zero before the first launch, and again after each.
+    pub counter: u64,
+    /// Softmax scale.
+    pub scale: f64,
+    /// Probabilities are multiplied by 2^c before they are rounded.
+    pub c: i32,
+    /// The running maximum is replaced only when a tile exceeds it by more than this power of two.
+    pub tau: f32,
+}
+
+/// The forward kernel on one GPU. Clones are the same kernel.
+#[derive(Clone)]
+pub struct Forward {
+    kernel: Kernel,
+    config: ForwardConfig,
+    ctas: u32,
+}
+
+impl Forward {
+    /// Compiles and loads it, or finds it compiled.
+    ///
+    /// # Errors
+    /// The GPU is no Hopper, there is no compiler, or the GPU does not load the code.
+    pub fn new(gpu: &Gpu, config: ForwardConfig) -> Result<Self, ForwardError> {
+        if gpu.arch() != Arch::Sm90a {
+            return Err(ForwardError::Arch {
+                gpu: gpu.name().to_owned(),
+                arch: gpu.arch(),
+            });
+        }
+        let module = gpu.compile(&SOURCE, &config.defines())?;
+        let kernel = module.kernel("attention_forward")?;
+        kernel.set_shared_limit(config.shared_bytes())?;
+        Ok(Self {
+            kernel,
+            config,
+            ctas: gpu.multiprocessors(),
+        })
+    }
+
+    /// What it was compiled for.
+    pub const fn config(&self) -> &ForwardConfig {
+        &self.config
+    }
+
+    /// Computes O and LSE. Waits for nothing, and can be captured: the launch depends on shapes alone.
+    /// The results depend neither on the order of items and heads nor on how they are acquired.
+    ///
+    /// # Errors
+    /// Something does not fit, or the driver refuses the launch.
+    ///
+    /// # Safety
+    /// - The stream is one of the kernel's GPU, and this value, or a clone, is kept until the work has
+    ///   run (in a graph: until the last replay has).
+    /// - Until then everything behind the addresses is valid memory of that GPU, and nothing else
+    ///   writes what is read or touches O, LSE and the counter.
+    /// - The operands were quantised for the same boundaries, and hold as many tokens and documents, and
+    ///   the heads and head dimension that the call says.
+    /// - The work is that of the same boundaries, cut by [`ForwardConfig::tiling`].
+    pub unsafe fn launch(
+        &self,
+        stream: Stream<'_>,
+        call: &ForwardCall,
+    ) -> Result<(), ForwardError> {
+        let parameters = self.parameters(call)?;
+        if parameters.tokens == 0 || parameters.heads == 0 {
+            return Ok(());
+        }
+        let launch = Launch::linear(self.ctas, self.config.threads())
+            .with_shared(self.config.shared_bytes());
+        // SAFETY: the parameters are the kernel's, which the compiler compared field by field; every
+        // address in them is the caller's, who vouches for the memory behind it.
+        unsafe { self.kernel.launch(stream, launch, (parameters,))? };
+        Ok(())
+    }
+
+    fn parameters(&self, call: &ForwardCall) -> Result<Parameters, ForwardError> {
+        let ForwardCall {
+            q,
+            k,
+            v,
+            kv_heads,
+            o,
+            ..
+        } = *call;
+        let head_dim = self.config.head_dim;
+        let [tokens, heads, _] = o.shape;
+        let [o_token_stride, o_head_stride] = o.row_strides([tokens, heads, head_dim.get()])?;
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(ForwardError::Heads { heads, kv_heads });
+        }
+        if call.sections.heads() != heads {
+            return Err(ForwardError::Sections {
+                sections: call.sections.heads(),
+                heads,
+            });
+        }
+        let (c, tau) = (call.c, call.tau);
+        let bound = 448f64.log2();
+        if c < 0
+            || !(0.0..=bound).contains(&f64::from(tau))
+            || f64::from(c) + f64::from(tau) > bound
+        {
+            return Err(ForwardError::Saturates { c, tau });
+        }
+        if !(call.scale > 0.0 && call.scale.is_finite()) {
+            return Err(ForwardError::Scale { scale: call.scale });
+        }
+        // The layouts of Q and of K and V differ in their heads alone, and have seen that these fit.
+        let slots = PaddedLayout::new(tokens, call.documents, heads, head_dim)?.slots();
+        let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let image = |operand, image, address: Option<u64>| {
+            address.ok_or(ForwardError::MissingImage { operand, image })
+        };
+        Ok(Parameters {
+            q: image("q", "Row", q.row_image)?,
+            q_scales: q.scales,
+            k: image("k", "Row", k.row_image)?,
+            k_scales: k.scales,
+            v: image("v", "Transposed", v.transposed_image)?,
+            v_folds: v.folds,
+            o: o.address,
+            lse: call.lse,
+            items: call.work.items,
+            header: call.work.header,
+            counter: call.counter,
+            o_token_stride,
+            o_head_stride,
+            tokens: number(tokens),
+            slots: number(slots),
+            heads: number(heads).unsigned_abs(),
+            heads_per_kv_head: number(heads / kv_heads).unsigned_abs(),
+            heads_per_section: number(call.sections.per_section()).unsigned_abs(),
+            window: match self.config.mask {
+                // Room for what the kernel subtracts.
+                Mask::Window(keys) => number(keys.get()).min(i32::MAX - 256),
+                Mask::Causal | Mask::Full => 0,
+            },
+            scale: (call.scale * std::f64::consts::LOG2_E) as f32,
+            c: c as f32,
+            tau,
+            reserved: 0,
+        })
+    }
+}

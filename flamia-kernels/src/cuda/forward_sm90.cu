@@ -1,0 +1,522 @@
+// The forward pass of MXFP8 attention on Hopper: O and LSE of packed documents.
+//
+// A persistent grid. In every CTA one warp walks the schedule and keeps a ring of stages filled with
+// key tiles, already into the next item while this one is computed; each of WARPGROUPS consumer
+// warpgroups computes 64 query rows, from the last key tile that its item sees down to the first.
+// The numbers are those of cpu/hopper/forward.rs.
+//
+// Operands are in padded coordinates and lie in memory as the MMA wants them (layout.cuh), so that
+// every tile is one contiguous copy. Nothing past a document's last block of 32 is copied; what
+// remains in shared memory from earlier tiles may be anything, also NaN. It is never multiplied with
+// a value that counts: scores are masked by selection, and P V visits no block that a row does not
+// see, since 0 times NaN is NaN.
+#include "layout.cuh"
+#include "parameters.cuh"
+#include "schedule.cuh"
+#include "softmax.cuh"
+
+// Constants: HEAD_DIM (64 or 128), ITEM_ROWS (128 or 192), STAGES of the ring, and MASK, one of these.
+enum MaskKind { CAUSAL = 0, FULL = 1, WINDOW = 2 };
+
+constexpr int TILE = 128;   // keys
+constexpr int BLOCK = BLOCK_TOKENS;
+constexpr int GROUP_ROWS = 64;  // query rows of a warpgroup
+constexpr int WARP_ROWS = 16;
+constexpr u32 WARPGROUPS = ITEM_ROWS / GROUP_ROWS;
+constexpr u32 THREADS = 128 * (WARPGROUPS + 1);
+constexpr u32 PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24;
+constexpr u32 CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240;
+constexpr u32 TILE_BYTES = TILE * HEAD_DIM;
+constexpr u32 V_BLOCK_BYTES = BLOCK * HEAD_DIM;
+constexpr Swizzle ROW_SWIZZLE = swizzle_of_rows(HEAD_DIM);
+constexpr u32 WORDS = HEAD_DIM / 2;  // of a thread's output fragment
+constexpr float LN_2 = 0.693147180559945f;
+
+static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
+static_assert(ITEM_ROWS % GROUP_ROWS == 0 && WARPGROUPS >= 2 && WARPGROUPS <= 3, "register budget");
+constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
+static_assert(TILE / BLOCK == GROUPS, "the softmax works on whole tiles");
+
+// `Parameters` of forward.rs. Strides are in elements.
+struct Parameters {
+    const u8 *q;  // [heads][slots] rows
+    const float *q_scales;  // [heads][blocks]
+    const u8 *k;  // [kv_heads][slots] rows
+    const float *k_scales;
+    const u8 *v;  // [kv_heads][blocks] transposed
+    const float *v_folds;
+    u16 *o;  // [tokens][heads][HEAD_DIM], BF16
+    float *lse;  // [heads][tokens]
+    const WorkItem *items;
+    const ScheduleHeader *header;
+    u32 *counter;
+    i64 o_token_stride;
+    i64 o_head_stride;
+    int tokens;
+    int slots;
+    u32 heads;
+    u32 heads_per_kv_head;
+    u32 heads_per_section;
+    int window;
+    float scale;  // softmax scale times log2(e)
+    float c;
+    float tau;
+    u32 reserved;
+};
+SAME_OFFSET(Parameters, q);
+SAME_OFFSET(Parameters, q_scales);
+SAME_OFFSET(Parameters, k);
+SAME_OFFSET(Parameters, k_scales);
+SAME_OFFSET(Parameters, v);
+SAME_OFFSET(Parameters, v_folds);
+SAME_OFFSET(Parameters, o);
+SAME_OFFSET(Parameters, lse);
+SAME_OFFSET(Parameters, items);
+SAME_OFFSET(Parameters, header);
+SAME_OFFSET(Parameters, counter);
+SAME_OFFSET(Parameters, o_token_stride);
+SAME_OFFSET(Parameters, o_head_stride);
+SAME_OFFSET(Parameters, tokens);
+SAME_OFFSET(Parameters, slots);
+SAME_OFFSET(Parameters, heads);
+SAME_OFFSET(Parameters, heads_per_kv_head);
+SAME_OFFSET(Parameters, heads_per_section);
+SAME_OFFSET(Parameters, window);
+SAME_OFFSET(Parameters, scale);
+SAME_OFFSET(Parameters, c);
+SAME_OFFSET(Parameters, tau);
+SAME_OFFSET(Parameters, reserved);
+
+// An item for one head; the work is over when the document has no rows.
+struct Work {
+    WorkItem item;
+    u32 head;
+    u32 number;  // of the CTA's items
+};
+
+constexpr u32 Q_SLOTS = 2;  // the next item's queries come in while this one's are used
+// On a barrier of loads: one that announces the bulk copies, and one by each lane of the producer
+// for its word copies.
+constexpr u32 LOAD_ARRIVALS = 1 + 32;
+
+struct SharedMemory {
+    u8 q[Q_SLOTS][ITEM_ROWS * HEAD_DIM];
+    u8 k[STAGES][TILE_BYTES];
+    u8 v[STAGES][TILE_BYTES];
+    float q_scale[Q_SLOTS][ITEM_ROWS / BLOCK];
+    float k_scale[STAGES][GROUPS];
+    float v_fold[STAGES][GROUPS];
+    Work work[Q_SLOTS];
+    u64 q_full[Q_SLOTS], q_empty[Q_SLOTS];
+    u64 full[STAGES], empty[STAGES];
+};
+static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
+
+
+// Where a walk around a ring of stages stands; in one register.
+template <u32 SIZE>
+struct Ring {
+    static_assert((SIZE & (SIZE - 1)) == 0, "rounds are counted in the bits above the stage's");
+    u32 steps = 0;
+
+    __device__ u32 stage() const { return steps % SIZE; }
+    __device__ u32 parity() const { return steps / SIZE % 2; }
+    __device__ void advance() { steps++; }
+};
+
+struct Range {
+    int begin, end;
+
+    __device__ bool contains(int x) const { return x >= begin && x < end; }
+};
+
+__device__ inline int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
+
+// The keys that any of some rows sees, all counted from the document's start.
+__device__ inline Range keys_seen(Range rows, int len, int window) {
+    if (rows.begin >= rows.end) return {0, 0};
+    if (MASK == FULL) return {0, len};
+    return {MASK == WINDOW ? max(0, rows.begin + 1 - window) : 0, rows.end};
+}
+
+// The tiles, or blocks, that hold some of these keys.
+__device__ inline Range covering(Range keys, int size) {
+    return {keys.begin / size, (keys.end + size - 1) / size};
+}
+
+// The rows of an item that warpgroup `group` computes, or all of them.
+__device__ inline Range item_rows(const WorkItem& item) {
+    return {item.first, min(item.first + ITEM_ROWS, item.len)};
+}
+
+__device__ inline Range group_rows(const WorkItem& item, u32 group) {
+    const int first = item.first + int(group) * GROUP_ROWS;
+    return {first, min(first + GROUP_ROWS, item.len)};
+}
+
+// ---- the producer warp: walks the schedule and keeps the queries and the ring of stages filled
+
+struct Producer {
+    const Parameters& p;
+    SharedMemory& shared;
+    u32 lane;
+    Ring<Q_SLOTS> queries;
+    Ring<STAGES> tiles;
+
+    __device__ void run() {
+        const HeadSections order = {p.heads, p.heads_per_section};
+        const u32 items = p.header->items[FORWARD];
+        const bool dynamic = p.header->dynamic;
+        const u32 positions = position_count(items, order);
+        // A position is acquired while the one before it is loaded.
+        u32 next = dynamic ? acquire(positions) : alternating_position(0);
+        for (u32 round = 1;; round++) {
+            const u32 position = __shfl_sync(FULL_WARP, next, 0);
+            if (position >= positions) break;
+            next = dynamic ? acquire(positions) : alternating_position(round);
+            const Assignment at = assignment_at(position, items, order);
+            load({p.items[at.item], at.head, queries.steps});
+        }
+        barrier_wait(shared.q_empty[queries.stage()], queries.parity() ^ 1);
+        if (lane == 0) {
+            shared.work[queries.stage()].item.len = 0;
+            barrier_arrive(shared.q_full[queries.stage()]);
+        }
+        barrier_arrive_after_word_copies(shared.q_full[queries.stage()]);
+    }
+
+    // For lane 0.
+    __device__ u32 acquire(u32 positions) const { return lane == 0 ? acquire_position(p.counter, positions) : 0; }
+
+    __device__ void load(const Work& work) {
+        const WorkItem& item = work.item;
+        const Range rows = item_rows(item);
+        load_queries(work, rows);
+
+        // Keys that the item does not see stay where they are, but for the rest of their block.
+        const Range keys = keys_seen(rows, item.len, p.window);
+        const Range tiles = covering(keys, TILE);
+        const i64 start = i64(work.head / p.heads_per_kv_head) * p.slots + padded_start(item.start, item.document);
+        for (int tile = tiles.end - 1; tile >= tiles.begin; tile--) {
+            const int first = tile * TILE;
+            load_keys(start + first, min(TILE, round_up(keys.end - first, BLOCK)));
+        }
+    }
+
+    __device__ void load_queries(const Work& work, Range rows) {
+        const u32 slot = queries.stage();
+        u64& full = shared.q_full[slot];
+        const u32 count = round_up(rows.end - rows.begin, BLOCK);
+        const i64 first = i64(work.head) * p.slots + padded_start(work.item.start, work.item.document) + rows.begin;
+        barrier_wait(shared.q_empty[slot], queries.parity() ^ 1);
+        if (lane == 0) {
+            shared.work[slot] = work;
+            barrier_arrive_expect(full, count * HEAD_DIM);
+            bulk_copy(shared.q[slot], p.q + first * HEAD_DIM, count * HEAD_DIM, full);
+        }
+        if (lane < ITEM_ROWS / BLOCK)
+            word_copy(&shared.q_scale[slot][lane], p.q_scales + first / BLOCK + lane, lane < count / BLOCK);
+        barrier_arrive_after_word_copies(full);
+        queries.advance();
+    }
+
+    // `count` keys and values from row `first` of all heads' rows on.
+    __device__ void load_keys(i64 first, u32 count) {
+        const u32 stage = tiles.stage();
+        u64& full = shared.full[stage];
+        barrier_wait(shared.empty[stage], tiles.parity() ^ 1);
+        if (lane == 0) {
+            // The transposed blocks of a run of keys take as many bytes as its rows, at the same place.
+            const u32 bytes = count * HEAD_DIM;
+            barrier_arrive_expect(full, 2 * bytes);
+            bulk_copy(shared.k[stage], p.k + first * HEAD_DIM, bytes, full);
+            bulk_copy(shared.v[stage], p.v + first * HEAD_DIM, bytes, full);
+        }
+        // Absent blocks get harmless scales: what is computed with them is masked.
+        const u32 block = lane % GROUPS;
+        if (lane < 2 * GROUPS) {
+            const bool of_keys = lane < GROUPS;
+            float* to = of_keys ? shared.k_scale[stage] : shared.v_fold[stage];
+            const float* from = of_keys ? p.k_scales : p.v_folds;
+            word_copy(to + block, from + first / BLOCK + block, block < count / BLOCK);
+        }
+        barrier_arrive_after_word_copies(full);
+        tiles.advance();
+    }
+};
+
+// ---- consumers
+
+// Which key groups of a tile the rows of a warp see, in part or whole, as bits.
+struct VisibleGroups {
+    u32 partly = 0, wholly = 0;
+
+    __device__ VisibleGroups(int first_row, int len, int tile, int window) {
+        const int last_row = first_row + WARP_ROWS - 1;
+#pragma unroll
+        for (u32 g = 0; g < GROUPS; g++) {
+            const int begin = tile * TILE + 32 * int(g), end = begin + 32;
+            const bool starts = MASK == FULL ? begin < len : begin <= last_row;
+            const bool is_before = MASK == FULL ? end <= len : end <= first_row + 1;
+            partly |= u32(starts && (MASK != WINDOW || end > first_row + 1 - window)) << g;
+            wholly |= u32(is_before && (MASK != WINDOW || begin >= last_row + 1 - window)) << g;
+        }
+    }
+};
+
+// A warpgroup: 64 query rows, of which a thread holds two and a warp 16
+
+struct Consumer {
+    const Parameters& p;
+    SharedMemory& shared;
+    u32 group;
+    Ring<Q_SLOTS> queries;
+    Ring<STAGES> tiles;
+
+    __device__ void run() {
+        for (;;) {
+            const u32 slot = queries.stage();
+            barrier_wait(shared.q_full[slot], queries.parity());
+            if (shared.work[slot].item.len == 0) break;
+            compute(slot);
+            queries.steps = shared.work[slot].number + 1;
+            // Every warp, since each reads the work item until the end.
+            __syncwarp();
+            if (lane() == 0) barrier_arrive(shared.q_empty[slot]);
+        }
+    }
+
+    __device__ u32 warp() const { return threadIdx.x / 32 % 4; }
+    __device__ u32 lane() const { return threadIdx.x % 32; }
+
+    // The first row of the warp, and one of the thread's two, counted from the document's start.
+    __device__ int first_row(const WorkItem& item) const {
+        return item.first + int(group * GROUP_ROWS + WARP_ROWS * warp());
+    }
+    __device__ int thread_row(const WorkItem& item, u32 half) const {
+        return first_row(item) + int(8 * half + lane() / 4);
+    }
+
+    // The work item is read from shared memory where it is needed: registers are for fragments.
+    __device__ void compute(u32 slot) {
+        const Work& work = shared.work[slot];
+        const WorkItem& item = work.item;
+        const Range loaded = covering(keys_seen(item_rows(item), item.len, p.window), TILE);
+        const Range seen = covering(keys_seen(group_rows(item, group), item.len, p.window), TILE);
+        const Range clear = tiles_without_mask(item);
+
+        float o[WORDS];
+#pragma unroll
+        for (u32 i = 0; i < WORDS; i++) o[i] = 0;
+        SoftmaxRows softmax;
+
+        for (int tile = loaded.end - 1; tile >= loaded.begin; tile--) {
+            // Also where this warpgroup sees nothing of the tile: so none gets ahead of the ring.
+            barrier_wait(shared.full[tiles.stage()], tiles.parity());
+            if (seen.contains(tile)) {
+                const u32 stage = tiles.stage();
+                float s[64];
+                scores(s, slot, stage);
+                const float q_scale = p.scale * shared.q_scale[slot][(group * GROUP_ROWS + WARP_ROWS * warp()) / BLOCK];
+                const TileScales scales(q_scale, shared.k_scale[stage], shared.v_fold[stage]);
+                u32 codes[GROUPS][4];
+                if (clear.contains(tile)) {
+                    if (__any_sync(FULL_WARP, softmax.may_pass(s, scales, p.tau)))
+                        softmax.raise_references(s, scales, p.tau, ALL_GROUPS, o);
+#pragma unroll
+                    for (u32 g = 0; g < GROUPS; g++) softmax.probabilities(s, scales, p.c, g, codes[g]);
+                    add_values(o, codes, stage);
+                } else {
+                    const VisibleGroups groups(first_row(item), item.len, tile, p.window);
+                    mask(s, groups.partly & ~groups.wholly, item, tile);
+                    softmax.raise_references(s, scales, p.tau, groups.partly, o);
+#pragma unroll
+                    for (u32 g = 0; g < GROUPS; g++) {
+                        codes[g][0] = codes[g][1] = codes[g][2] = codes[g][3] = 0;
+                        if (groups.partly >> g & 1) softmax.probabilities(s, scales, p.c, g, codes[g]);
+                    }
+                    add_values_masked(o, codes, stage, item, tile);
+                }
+            }
+            // The MMA is the whole warpgroup's: once it is over for one warp, none needs the stage.
+            if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty[tiles.stage()]);
+            tiles.advance();
+        }
+        store(o, softmax, work);
+    }
+
+    // S = Q K^T, of codes.
+    __device__ void scores(float (&s)[64], u32 slot, u32 stage) const {
+        const u64 q = operand_descriptor(shared.q[slot] + group * GROUP_ROWS * HEAD_DIM, ROW_SWIZZLE);
+        const u64 k = operand_descriptor(shared.k[stage], ROW_SWIZZLE);
+        pin(s);
+        wgmma_fence();
+#pragma unroll
+        for (u32 step = 0; step < HEAD_DIM / 32; step++)
+            wgmma_shared(s, advance(q, 32 * step), advance(k, 32 * step), step > 0);
+        wgmma_commit();
+        wgmma_wait();
+        pin(s);
+    }
+
+    // O += P V, with a fresh accumulator for P V: Hopper's keeps 13 fraction bits.
+    __device__ void add_values(float (&o)[WORDS], u32 (&codes)[GROUPS][4], u32 stage) const {
+        float t[WORDS];
+        pin(t);
+        pin(codes);
+        wgmma_fence();
+#pragma unroll
+        for (u32 g = 0; g < GROUPS; g++) wgmma_registers(t, codes[g], v_block(stage, g), g > 0);
+        wgmma_commit();
+        wgmma_wait();
+        pin(t);
+        pin(codes);
+        promote(o, t);
+    }
+
+    __device__ u64 v_block(u32 stage, u32 block) const {
+        return operand_descriptor(shared.v[stage] + block * V_BLOCK_BYTES, Swizzle::B32);
+    }
+
+    static __device__ void promote(float (&o)[WORDS], float (&t)[WORDS]) {
+#pragma unroll
+        for (u32 i = 0; i < WORDS; i++) o[i] += t[i];
+    }
+
+    // The same block by block. A warp's rows lie in one block of 32; the lower half of the warpgroup may see
+    // a block in front of what the upper half sees, and the upper half one behind. What a half does not
+    // see may be NaN, which a probability of 0 does not undo, although both multiply together: the
+    // upper half starts anew after the one, and the lower half is done before the other.
+    __device__ void add_values_masked(float (&o)[WORDS], u32 (&codes)[GROUPS][4], u32 stage, const WorkItem& item,
+                                      int tile) const {
+        const Range rows = group_rows(item, group);
+        const Range lower = blocks_seen({rows.begin, min(rows.begin + BLOCK, rows.end)}, item.len);
+        const Range upper = blocks_seen({rows.begin + BLOCK, rows.end}, item.len);
+        const bool is_upper = warp() >= 2;
+        // Counted from the tile's first block.
+        const int first = tile * int(GROUPS);
+        const int begin = lower.begin - first, end = lower.end - first;
+        const int upper_begin = is_upper ? upper.begin - first : begin;
+        const bool has_last = upper.end > lower.end;
+        float t[WORDS];
+#pragma unroll
+        for (u32 i = 0; i < WORDS; i++) t[i] = 0;
+#pragma unroll
+        for (int g = 0; g < int(GROUPS); g++) {
+            if (g < begin || g >= end) continue;
+            multiply(t, codes[g], stage, g);
+            if (MASK == WINDOW && g < upper_begin) {
+#pragma unroll
+                for (u32 i = 0; i < WORDS; i++) t[i] = 0;
+            }
+        }
+        if (!is_upper) promote(o, t);
+        // Warpgroups start at an even block.
+#pragma unroll
+        for (int g = 1; g < int(GROUPS); g += 2)
+            if (g == end && has_last) multiply(t, codes[g], stage, g);
+        if (is_upper) promote(o, t);
+    }
+
+    __device__ Range blocks_seen(Range rows, int len) const { return covering(keys_seen(rows, len, p.window), BLOCK); }
+
+    // One block's part of P V.
+    __device__ void multiply(float (&t)[WORDS], u32 (&codes)[4], u32 stage, u32 block) const {
+        pin(t);
+        pin(codes);
+        wgmma_fence();
+        wgmma_registers(t, codes, v_block(stage, block), 1);
+        wgmma_commit();
+        wgmma_wait();
+        pin(t);
+        pin(codes);
+    }
+
+    // The tiles of which every row of the warpgroup sees every key.
+    __device__ Range tiles_without_mask(const WorkItem& item) const {
+        const Range rows = group_rows(item, group);
+        if (MASK == FULL) return {0, item.len / TILE};
+        const int begin = MASK == WINDOW ? (max(0, rows.end - p.window) + TILE - 1) / TILE : 0;
+        return {begin, (rows.begin + 1) / TILE};
+    }
+
+    // -inf for what a row must not see of some groups; a selection, so that NaN goes as well.
+    __device__ void mask(float (&s)[64], u32 groups, const WorkItem& item, int tile) const {
+#pragma unroll
+        for (u32 g = 0; g < GROUPS; g++) {
+            if (!(groups >> g & 1)) continue;
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                // Counted from this thread's first column.
+                const int origin = tile * TILE + 32 * int(g) + 2 * int(lane() % 4);
+                const int end = (MASK == FULL ? item.len : thread_row(item, half) + 1) - origin;
+                const int begin = end - p.window;
+#pragma unroll
+                for (u32 j = 0; j < GROUP_COLUMNS; j++) {
+                    const int column = 8 * (j / 2) + j % 2;
+                    const bool seen = column < end && (MASK != WINDOW || column >= begin);
+                    float& x = score(s, g, half, j);
+                    x = seen ? x : -INF;
+                }
+            }
+        }
+    }
+
+    // Normalised rows of the document in BF16, and their LSE. A row that saw no key is zero, with +inf.
+    __device__ void store(float (&o)[WORDS], const SoftmaxRows& softmax, const Work& work) const {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const int row = thread_row(work.item, half);
+            const bool present = row < work.item.len;
+            const float sum = quad_sum(softmax.sum[half]);
+            const float factor = sum == 0 ? 0 : 1 / sum;
+            u16* to = p.o + i64(work.item.start + row) * p.o_token_stride + i64(work.head) * p.o_head_stride;
+            // A thread of a quad holds a pair of every 8 columns; together they turn four pairs of
+            // each into one thread's 16 bytes.
+#pragma unroll
+            for (u32 run = 0; run < HEAD_DIM / 32; run++) {
+                u32 words[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const float* pair = &o[16 * run + 4 * i + 2 * half];
+                    words[i] = bf16x2(pair[0] * factor, pair[1] * factor);
+                }
+                quad_transpose(words);
+                if (present)
+                    *reinterpret_cast<uint4*>(to + 32 * run + 8 * (lane() % 4)) =
+                        make_uint4(words[0], words[1], words[2], words[3]);
+            }
+            if (present && lane() % 4 == 0)
+                p.lse[i64(work.head) * p.tokens + work.item.start + row] =
+                    sum == 0 ? INF : (softmax.reference[half] - p.c + log2f(sum)) * LN_2;
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Parameters p) {
+    extern __shared__ __align__(1024) u8 memory[];
+    SharedMemory& shared = *reinterpret_cast<SharedMemory*>(memory);
+    // The same for a warp, which the compiler cannot know of threadIdx.x.
+    const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
+
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < Q_SLOTS; i++) {
+            barrier_init(shared.q_full[i], LOAD_ARRIVALS);
+            barrier_init(shared.q_empty[i], 4 * WARPGROUPS);
+        }
+        for (u32 i = 0; i < STAGES; i++) {
+            barrier_init(shared.full[i], LOAD_ARRIVALS);
+            barrier_init(shared.empty[i], WARPGROUPS);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+
+    if (warp < 4) {
+        registers_release<PRODUCER_REGISTERS>();
+        if (warp == 0) Producer{p, shared, threadIdx.x}.run();
+    } else {
+        registers_acquire<CONSUMER_REGISTERS>();
+        Consumer{p, shared, warp / 4 - 1}.run();
+    }
+}

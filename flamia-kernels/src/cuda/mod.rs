@@ -1,0 +1,9 @@
+//! Kernels for NVIDIA GPUs.
+
+pub mod call;
+pub mod forward;
+pub mod layout;
+pub mod quantise;
+pub mod tensor;
+
+mod parameters;

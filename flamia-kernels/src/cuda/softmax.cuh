@@ -1,0 +1,145 @@
+// The online softmax of the `hopper` profile on accumulator fragments; cpu/hopper/forward.rs defines
+// the numbers.
+//
+// A thread holds two rows of a 64 x 128 fragment of scores, 8 columns of each 32-key group: row
+// `half`, column j of group g is score(s, g, half, j). The four threads of a quad share their rows.
+#pragma once
+
+#include "e4m3.cuh"
+#include "prim_sm90.cuh"
+
+constexpr u32 GROUPS = 4;         // of 32 keys in a tile
+constexpr u32 GROUP_COLUMNS = 8;  // that a thread holds of a row
+constexpr u32 FULL_WARP = 0xffffffff;
+
+// The reference of a row that has seen no key. Finite, so that -inf scores stay -inf relative to it.
+constexpr float NO_REFERENCE = -3.402823466e38f;
+constexpr float SMALLEST_NORMAL = 1.175494351e-38f;
+#define INF __int_as_float(0x7f800000)
+
+template <typename T>
+__device__ inline T& score(T (&s)[64], u32 group, u32 half, u32 column) {
+    return s[16 * group + 4 * (column / 2) + 2 * half + column % 2];
+}
+
+// What the key groups of a tile make of a product of codes: z = s * multiplier + fold.
+struct TileScales {
+    float multiplier[GROUPS];
+    float fold[GROUPS];  // the exponents of V's blocks
+
+    __device__ TileScales(float q_scale, const float (&k_scales)[GROUPS], const float (&v_folds)[GROUPS]) {
+#pragma unroll
+        for (u32 g = 0; g < GROUPS; g++) {
+            // The codes of a zero block are zero whatever they are multiplied with, but a masked -inf
+            // times zero would be NaN.
+            multiplier[g] = fmaxf(q_scale * k_scales[g], SMALLEST_NORMAL);
+            fold[g] = v_folds[g];
+        }
+    }
+};
+
+// What the four threads of a quad, who share rows, make of a value of each.
+__device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(FULL_WARP, x, 1);
+    return x + __shfl_xor_sync(FULL_WARP, x, 2);
+}
+__device__ inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
+}
+
+// The running state of a thread's two rows.
+struct SoftmaxRows {
+    float reference[2];  // integers
+    float sum[2];        // of this thread's columns, without the fold
+
+    __device__ SoftmaxRows() : reference{NO_REFERENCE, NO_REFERENCE}, sum{0, 0} {}
+
+    // Whether some score might pass its row's reference by more than tau. Never misses one, and
+    // costs half of an exact maximum: as integers, floats above zero compare like floats, and all
+    // others count as zero.
+    __device__ bool may_pass(const float (&s)[64], const TileScales& scales, float tau) const {
+        bool passes = false;
+#pragma unroll
+        for (u32 g = 0; g < GROUPS; g++)
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                int bound = 0;
+#pragma unroll
+                for (u32 j = 0; j < GROUP_COLUMNS; j += 2)
+                    bound = __vimax3_s32(bound, __float_as_int(score(s, g, half, j)),
+                                         __float_as_int(score(s, g, half, j + 1)));
+                passes |= fmaf(__int_as_float(bound), scales.multiplier[g], scales.fold[g]) > reference[half] + tau;
+            }
+        return passes;
+    }
+
+    // Replaces the references that the tile passes by more than tau, and takes along what was
+    // accumulated. Row by row: what one row needs must not show in another. NaN scores are left to
+    // the exponential. Groups whose bit is not set do not count.
+    template <u32 COUNT>
+    __device__ void raise_references(const float (&s)[64], const TileScales& scales, float tau, u32 groups,
+                                     float (&o)[COUNT]) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            float largest = -INF;
+#pragma unroll
+            for (u32 g = 0; g < GROUPS; g++) {
+                if (!(groups >> g & 1)) continue;
+                float in_group = -INF;
+#pragma unroll
+                for (u32 j = 0; j < GROUP_COLUMNS; j++) in_group = fmaxf(in_group, score(s, g, half, j));
+                largest = fmaxf(largest, fmaf(in_group, scales.multiplier[g], scales.fold[g]));
+            }
+            largest = quad_max(largest);
+            float rescale = 1;
+            if (largest > reference[half] + tau) {
+                const float raised = ceilf(largest);
+                rescale = exp2_approximate(reference[half] - raised);
+                reference[half] = raised;
+            }
+            sum[half] *= rescale;
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++)
+                if (i / 2 % 2 == half) o[i] *= rescale;
+        }
+    }
+
+    // The probabilities of a group, 2^(z - reference + c), as E4M3 codes: ready as the A operand over keys
+    // in pi order of the MMA's step `g`.
+    __device__ void probabilities(float (&s)[64], const TileScales& scales, float c, u32 g, u32 (&codes)[4]) {
+        const float unfold = exp2_approximate(-scales.fold[g]);
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const float addend = scales.fold[g] + c - reference[half];
+            float in_group = 0;
+#pragma unroll
+            for (u32 j = 0; j < GROUP_COLUMNS; j++) {
+                float& p = score(s, g, half, j);
+                p = exp2_approximate(fmaf(p, scales.multiplier[g], addend));
+                in_group += p;
+            }
+            sum[half] = fmaf(in_group, unfold, sum[half]);
+        }
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) {
+            const u32 half = r % 2, column = 4 * (r / 2);
+            codes[r] = pack_e4m3(score(s, g, half, column), score(s, g, half, column + 1),
+                                 score(s, g, half, column + 2), score(s, g, half, column + 3));
+        }
+    }
+};
+
+// Transposes a 4 x 4 matrix over the threads of a quad: word i of thread t becomes word t of thread i.
+__device__ inline void quad_transpose(u32 (&words)[4]) {
+#pragma unroll
+    for (u32 bit = 1; bit < 4; bit *= 2) {
+        const bool upper = threadIdx.x & bit;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (i & bit) continue;
+            const u32 other = __shfl_xor_sync(FULL_WARP, upper ? words[i] : words[i + bit], bit);
+            (upper ? words[i] : words[i + bit]) = other;
+        }
+    }
+}
