@@ -50,13 +50,15 @@ mod cuda;
 mod error;
 mod ffi;
 mod function;
+mod gpu;
 pub mod gradcheck;
 pub mod peers;
 mod stream;
 
 pub use attention::{AttentionError, attention};
-pub use cuda::{CudaLoadError, load_cuda};
+pub use cuda::{CudaLoadError, CurrentStreamError, load_cuda};
 pub use error::FunctionError;
 pub use ffi::torch_version;
 pub use function::{BackwardContext, ForwardContext, Function, apply, apply_fn};
+pub use gpu::{GpuCallError, attention_forward};
 pub use stream::{StreamError, TorchMemory, TorchStream};

@@ -70,7 +70,7 @@ parameters! {
         scale: f32,
         c: f32,
         tau: f32,
-        bound: f32,
+        reserved: u32,
     }
 }
 
@@ -396,7 +396,7 @@ impl Forward {
             scale: (call.scale * std::f64::consts::LOG2_E) as f32,
             c: c as f32,
             tau,
-            bound: (f64::from(c) + f64::from(tau)).exp2() as f32,
+            reserved: 0,
         })
     }
 }

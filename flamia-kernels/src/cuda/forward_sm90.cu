@@ -61,7 +61,7 @@ struct Parameters {
     float scale;  // softmax scale times log2(e)
     float c;
     float tau;
-    float bound;  // 2^(c + tau)
+    u32 reserved;
 };
 SAME_OFFSET(Parameters, q);
 SAME_OFFSET(Parameters, q_scales);
@@ -85,7 +85,7 @@ SAME_OFFSET(Parameters, window);
 SAME_OFFSET(Parameters, scale);
 SAME_OFFSET(Parameters, c);
 SAME_OFFSET(Parameters, tau);
-SAME_OFFSET(Parameters, bound);
+SAME_OFFSET(Parameters, reserved);
 
 // An item for one head; the work is over when the document has no rows.
 struct Work {
@@ -249,12 +249,10 @@ struct Producer {
 
 // Which key groups of a tile the rows of a warp see, in part or whole, as bits.
 struct VisibleGroups {
-    u32 partly = ALL_GROUPS, wholly = ALL_GROUPS;
+    u32 partly = 0, wholly = 0;
 
-    __device__ VisibleGroups(bool is_clear, int first_row, int len, int tile, int window) {
-        if (is_clear) return;
+    __device__ VisibleGroups(int first_row, int len, int tile, int window) {
         const int last_row = first_row + WARP_ROWS - 1;
-        partly = wholly = 0;
 #pragma unroll
         for (u32 g = 0; g < GROUPS; g++) {
             const int begin = tile * TILE + 32 * int(g), end = begin + 32;
@@ -303,62 +301,48 @@ struct Consumer {
     __device__ void compute(u32 slot) {
         const Work& work = shared.work[slot];
         const WorkItem& item = work.item;
+        const Range loaded = covering(keys_seen(item_rows(item), item.len, p.window), TILE);
+        const Range seen = covering(keys_seen(group_rows(item, group), item.len, p.window), TILE);
+        const Range clear = tiles_without_mask(item);
 
         float o[WORDS];
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) o[i] = 0;
         SoftmaxRows softmax;
 
-        for (int tile = item_tiles(item).end - 1; tile >= item_tiles(item).begin; tile--) {
+        for (int tile = loaded.end - 1; tile >= loaded.begin; tile--) {
             // Also where this warpgroup sees nothing of the tile: so none gets ahead of the ring.
             barrier_wait(shared.full[tiles.stage()], tiles.parity());
-            if (group_tiles(item).contains(tile)) {
-                const bool is_clear = tiles_without_mask(item).contains(tile);
+            if (seen.contains(tile)) {
+                const u32 stage = tiles.stage();
+                float s[64];
+                scores(s, slot, stage);
+                const float q_scale = p.scale * shared.q_scale[slot][(group * GROUP_ROWS + WARP_ROWS * warp()) / BLOCK];
+                const TileScales scales(q_scale, shared.k_scale[stage], shared.v_fold[stage]);
                 u32 codes[GROUPS][4];
-                attend(o, codes, softmax, slot, tiles.stage(), item, tile, is_clear);
-                recompute(tiles.steps);
-                if (is_clear)
-                    add_values(o, codes, tiles.stage());
-                else
-                    add_values_masked(o, codes, tiles.stage(), item, tile);
+                if (clear.contains(tile)) {
+                    if (__any_sync(FULL_WARP, softmax.may_pass(s, scales, p.tau)))
+                        softmax.raise_references(s, scales, p.tau, ALL_GROUPS, o);
+#pragma unroll
+                    for (u32 g = 0; g < GROUPS; g++) softmax.probabilities(s, scales, p.c, g, codes[g]);
+                    add_values(o, codes, stage);
+                } else {
+                    const VisibleGroups groups(first_row(item), item.len, tile, p.window);
+                    mask(s, groups.partly & ~groups.wholly, item, tile);
+                    softmax.raise_references(s, scales, p.tau, groups.partly, o);
+#pragma unroll
+                    for (u32 g = 0; g < GROUPS; g++) {
+                        codes[g][0] = codes[g][1] = codes[g][2] = codes[g][3] = 0;
+                        if (groups.partly >> g & 1) softmax.probabilities(s, scales, p.c, g, codes[g]);
+                    }
+                    add_values_masked(o, codes, stage, item, tile);
+                }
             }
             // The MMA is the whole warpgroup's: once it is over for one warp, none needs the stage.
             if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty[tiles.stage()]);
             tiles.advance();
         }
         store(o, softmax, work);
-    }
-
-    // The probabilities of a tile as codes. Brings O to the reference that they are relative to.
-    __device__ void attend(float (&o)[WORDS], u32 (&codes)[GROUPS][4], SoftmaxRows& softmax, u32 slot, u32 stage,
-                           const WorkItem& item, int tile, bool is_clear) const {
-        float s[64];
-        scores(s, slot, stage);
-        const float q_scale = p.scale * shared.q_scale[slot][(group * GROUP_ROWS + WARP_ROWS * warp()) / BLOCK];
-        const TileScales scales = {q_scale, shared.k_scale[stage], shared.v_fold[stage]};
-        bool is_settled = false;
-        if (is_clear) {
-            Probabilities probabilities(s, scales, softmax.reference, p.c, ALL_GROUPS);
-            // Warps multiply together, so all of them go back to the scores if one has to.
-            is_settled = !any_of_group(!softmax.settle(s, probabilities, p.c, p.bound, o));
-            if (is_settled)
-                softmax.add(probabilities);
-            else
-                scores(s, slot, stage);
-        }
-        if (!is_settled) {
-            const VisibleGroups groups(is_clear, first_row(item), item.len, tile, p.window);
-            mask(s, groups, item, tile);
-            softmax.raise_references(s, scales, p.tau, groups.partly, o);
-            softmax.add(Probabilities(s, scales, softmax.reference, p.c, groups.partly));
-        }
-        to_codes(s, codes);
-    }
-
-    __device__ bool any_of_group(bool value) const {
-        if (group == 0) return meet_any<1, 128>(value);
-        if (group == 1) return meet_any<2, 128>(value);
-        return meet_any<3, 128>(value);
     }
 
     // S = Q K^T, of codes.
@@ -448,14 +432,6 @@ struct Consumer {
         pin(codes);
     }
 
-    // The tiles that are loaded, and those of which the warpgroup sees something.
-    __device__ Range item_tiles(const WorkItem& item) const {
-        return covering(keys_seen(item_rows(item), item.len, p.window), TILE);
-    }
-    __device__ Range group_tiles(const WorkItem& item) const {
-        return covering(keys_seen(group_rows(item, group), item.len, p.window), TILE);
-    }
-
     // The tiles of which every row of the warpgroup sees every key.
     __device__ Range tiles_without_mask(const WorkItem& item) const {
         const Range rows = group_rows(item, group);
@@ -464,16 +440,11 @@ struct Consumer {
         return {begin, (rows.begin + 1) / TILE};
     }
 
-    // -inf for what a row must not see; a selection, so that NaN goes as well. Where the warp sees
-    // nothing, there are the zeros that the probabilities are.
-    __device__ void mask(float (&s)[64], const VisibleGroups& groups, const WorkItem& item, int tile) const {
+    // -inf for what a row must not see of some groups; a selection, so that NaN goes as well.
+    __device__ void mask(float (&s)[64], u32 groups, const WorkItem& item, int tile) const {
 #pragma unroll
         for (u32 g = 0; g < GROUPS; g++) {
-            if (!(groups.partly >> g & 1)) {
-#pragma unroll
-                for (u32 i = 0; i < 2 * GROUP_COLUMNS; i++) s[2 * GROUP_COLUMNS * g + i] = 0;
-            }
-            if (!((groups.partly & ~groups.wholly) >> g & 1)) continue;
+            if (!(groups >> g & 1)) continue;
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 // Counted from this thread's first column.

@@ -69,24 +69,6 @@ __device__ inline void barrier_arrive_after_word_copies(u64& barrier) {
                  : "memory");
 }
 
-// ---- named barriers
-
-// Whether `value` is true for any of `THREADS` threads that meet at the barrier. The number is a
-// constant, since with others the compiler reserves all sixteen.
-template <u32 NUMBER, u32 THREADS>
-__device__ inline bool meet_any(bool value) {
-    u32 any;
-    asm volatile(
-        "{ .reg .pred mine, any;\n"
-        "setp.ne.u32 mine, %1, 0;\n"
-        "barrier.cta.red.or.pred any, %2, %3, mine;\n"
-        "selp.u32 %0, 1, 0, any; }"
-        : "=r"(any)
-        : "r"(u32(value)), "n"(NUMBER), "n"(THREADS)
-        : "memory");
-    return any;
-}
-
 // ---- registers of a warpgroup; every one of its warps has to ask
 
 template <u32 COUNT>
@@ -98,9 +80,6 @@ template <u32 COUNT>
 __device__ inline void registers_acquire() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
-
-// Has the compiler derive anew what it derived from `x`, instead of keeping it in registers.
-__device__ inline void recompute(u32& x) { asm volatile("" : "+r"(x)); }
 
 // ---- arithmetic
 

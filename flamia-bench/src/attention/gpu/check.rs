@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use flamia_kernels::cpu::{self, Forward};
-use flamia_kernels::{Mask, MmaAccumulator, Options, Path, Profile, TensorView};
+use flamia_kernels::{MmaAccumulator, Options, TensorView};
 use flamia_probe::metric::cosine;
 use flamia_sched::Documents;
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use super::error::GpuBenchError;
-use super::flamia::{Flamia, NAME};
+use super::flamia::{Flamia, NAME, options};
 use super::libtorch::Libtorch;
 use super::operands::Operands;
 use crate::attention::row::Masking;
@@ -100,8 +100,7 @@ impl Checker {
         operands: &Operands,
         flamia: &Flamia<'_>,
     ) -> Result<(), GpuBenchError> {
-        let mut options = Options::new(Path::Mxfp8, Mask::from(self.mask));
-        options.profile = Profile::Hopper;
+        let mut options = options(self.mask);
         for (accumulator, pairs, against, wanted) in [
             (
                 MmaAccumulator::Fp32,

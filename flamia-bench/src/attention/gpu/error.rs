@@ -2,13 +2,10 @@
 
 use flamia_autograd::peers::PeerError;
 use flamia_autograd::{CudaLoadError, StreamError};
-use flamia_cuda::{BuildError, GpuError};
+use flamia_cuda::GpuError;
 use flamia_kernels::AttentionError;
-use flamia_kernels::cuda::forward::ForwardError;
-use flamia_kernels::cuda::layout::LayoutError;
-use flamia_kernels::cuda::quantise::QuantiseError;
+use flamia_kernels::cuda::call::CallError;
 use flamia_sched::DocumentsError;
-use flamia_sched::cuda::ScheduleError;
 use tch::TchError;
 
 use crate::attention::row::Masking;
@@ -61,19 +58,7 @@ pub enum GpuBenchError {
     Gpu(#[from] GpuError),
     #[allow(missing_docs)]
     #[error(transparent)]
-    Build(#[from] BuildError),
-    #[allow(missing_docs)]
-    #[error(transparent)]
-    Quantise(#[from] QuantiseError),
-    #[allow(missing_docs)]
-    #[error(transparent)]
-    Forward(#[from] ForwardError),
-    #[allow(missing_docs)]
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    #[allow(missing_docs)]
-    #[error(transparent)]
-    Schedule(#[from] ScheduleError),
+    Call(#[from] CallError),
     #[allow(missing_docs)]
     #[error(transparent)]
     Documents(#[from] DocumentsError),

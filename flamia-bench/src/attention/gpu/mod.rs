@@ -10,7 +10,7 @@ mod operands;
 use flamia_autograd::peers::{Peer, PeerError};
 use flamia_autograd::{TorchStream, load_cuda, torch_version};
 use flamia_cuda::{Gpu, Stream, Timer};
-use flamia_kernels::cuda::forward::ForwardError;
+use flamia_kernels::cuda::call::{CallError, Kernels};
 use flamia_probe::progress::Progress;
 use flamia_probe::report::commit;
 
@@ -46,15 +46,15 @@ pub fn run(settings: &Attention) -> Result<Found, GpuBenchError> {
     let device = Device {
         torch: tch::Device::Cuda(settings.gpu),
         ordinal,
-        gpu,
+        kernels: Kernels::new(gpu),
     };
     let stream = TorchStream::new(ordinal)?;
     let mut found = Found {
         checks: Vec::new(),
         measurements: Vec::new(),
         setting: Setting {
-            gpu: device.gpu.name().to_owned(),
-            driver: device.gpu.driver().to_string(),
+            gpu: device.kernels.gpu().name().to_owned(),
+            driver: device.kernels.gpu().driver().to_string(),
             torch: torch_version().to_owned(),
             commit: commit().map(str::to_owned),
         },
@@ -89,13 +89,13 @@ fn measure(
     mask: Masking,
     found: &mut Found,
 ) -> Result<(), GpuBenchError> {
-    let shape = operands.shape;
+    let (gpu, shape) = (device.kernels.gpu(), operands.shape);
     let mut checker = Checker::new(shape, mask);
     let mut flamia = None;
     if settings.system.contains(&Entrant::Flamia) {
         flamia = match Flamia::new(device, operands, mask, stream) {
             // The others may run there.
-            Err(GpuBenchError::Forward(error @ ForwardError::Arch { .. })) => {
+            Err(GpuBenchError::Call(error @ CallError::Unsupported { .. })) => {
                 tell(operands, mask, &error);
                 None
             }
@@ -144,15 +144,15 @@ fn measure(
         }
     }
     for timed in &mut timed {
-        timed.capture(&device.gpu, stream);
+        timed.capture(gpu, stream);
     }
-    let mut timer = Timer::new(&device.gpu)?;
+    let mut timer = Timer::new(gpu)?;
     let count = timed.len();
     let mut take = |contender: usize| timed[contender].ms(&mut timer, stream);
     medians(count, WARM_UP, &mut take)?;
     let times = medians(count, settings.rounds, &mut take)?;
     // Graphs are freed below, and nothing of theirs may run any more.
-    device.gpu.synchronize()?;
+    gpu.synchronize()?;
     let measurement = |(timed, ms): (&Timed<'_>, f64)| {
         let (contestant, call) = (timed.contestant(), timed.call());
         Measurement {

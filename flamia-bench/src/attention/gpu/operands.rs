@@ -1,8 +1,7 @@
 //! The operands that all systems attend with.
 
-use flamia_cuda::Gpu;
 use flamia_kernels::Mask;
-use flamia_kernels::cuda::layout::HeadDim;
+use flamia_kernels::cuda::call::Kernels;
 use flamia_kernels::cuda::tensor::DeviceTensor;
 use flamia_sched::Documents;
 use tch::{Kind, Tensor};
@@ -13,7 +12,7 @@ use crate::attention::workload::Shape;
 
 /// Where everything happens. All work is given to one stream, torch's current one throughout.
 pub struct Device {
-    pub gpu: Gpu,
+    pub kernels: Kernels,
     pub torch: tch::Device,
     /// torch's number of it.
     pub ordinal: i32,
@@ -22,7 +21,6 @@ pub struct Device {
 /// Standard normal operands of one workload, BF16, `[rows, heads, head_dim]`.
 pub struct Operands {
     pub shape: Shape,
-    pub head_dim: HeadDim,
     pub documents: Documents,
     pub q: Tensor,
     pub k: Tensor,
@@ -46,7 +44,6 @@ impl Operands {
             v: normal(shape.kv_heads)?,
             d_o: normal(shape.heads)?,
             cu_seqlens: Tensor::f_from_slice(documents.cu_seqlens())?.f_to_device(device.torch)?,
-            head_dim: HeadDim::try_from(shape.head_dim)?,
             documents,
             shape,
         })
@@ -77,9 +74,4 @@ pub fn packed(name: &'static str, tensor: &Tensor) -> Result<DeviceTensor, GpuBe
     let (rows, heads, head_dim) = tensor.size3()?;
     let shape = [rows, heads, head_dim].map(|n| n.unsigned_abs() as usize);
     Ok(DeviceTensor::packed(name, address(tensor), shape))
-}
-
-/// Device memory of torch's, whatever was in it.
-pub fn bytes(device: &Device, len: usize) -> Result<Tensor, GpuBenchError> {
-    Ok(Tensor::f_empty([len as i64], (Kind::Uint8, device.torch))?)
 }
