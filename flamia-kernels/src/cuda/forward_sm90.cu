@@ -103,6 +103,7 @@ struct SharedMemory {
     u8 q[Q_SLOTS][ITEM_ROWS * HEAD_DIM];
     u8 k[STAGES][TILE_BYTES];
     u8 v[STAGES][TILE_BYTES];
+    u8 o[4 * WARPGROUPS][WARP_ROWS * HEAD_DIM * 2];  // of a warp
     float q_scale[Q_SLOTS][ITEM_ROWS / BLOCK];
     float k_scale[STAGES][GROUPS];
     float v_fold[STAGES][GROUPS];
@@ -316,9 +317,11 @@ struct Consumer {
             if (seen.contains(tile)) {
                 const u32 stage = tiles.stage();
                 float s[64];
-                scores(s, slot, stage);
+                start_scores(s, slot, stage);
                 const float q_scale = p.scale * shared.q_scale[slot][(group * GROUP_ROWS + WARP_ROWS * warp()) / BLOCK];
                 const TileScales scales(q_scale, shared.k_scale[stage], shared.v_fold[stage]);
+                wgmma_wait();
+                pin(s);
                 u32 codes[GROUPS][4];
                 if (clear.contains(tile)) {
                     if (__any_sync(FULL_WARP, softmax.may_pass(s, scales, p.tau)))
@@ -345,8 +348,8 @@ struct Consumer {
         store(o, softmax, work);
     }
 
-    // S = Q K^T, of codes.
-    __device__ void scores(float (&s)[64], u32 slot, u32 stage) const {
+    // Has the tensor core compute S = Q K^T, of codes.
+    __device__ void start_scores(float (&s)[64], u32 slot, u32 stage) const {
         const u64 q = operand_descriptor(shared.q[slot] + group * GROUP_ROWS * HEAD_DIM, ROW_SWIZZLE);
         const u64 k = operand_descriptor(shared.k[stage], ROW_SWIZZLE);
         pin(s);
@@ -355,8 +358,6 @@ struct Consumer {
         for (u32 step = 0; step < HEAD_DIM / 32; step++)
             wgmma_shared(s, advance(q, 32 * step), advance(k, 32 * step), step > 0);
         wgmma_commit();
-        wgmma_wait();
-        pin(s);
     }
 
     // O += P V, with a fresh accumulator for P V: Hopper's keeps 13 fraction bits.
@@ -464,33 +465,44 @@ struct Consumer {
 
     // Normalised rows of the document in BF16, and their LSE. A row that saw no key is zero, with +inf.
     __device__ void store(float (&o)[WORDS], const SoftmaxRows& softmax, const Work& work) const {
+        const WorkItem& item = work.item;
+        float factor[2];
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            const int row = thread_row(work.item, half);
-            const bool present = row < work.item.len;
             const float sum = quad_sum(softmax.sum[half]);
-            const float factor = sum == 0 ? 0 : 1 / sum;
-            u16* to = p.o + i64(work.item.start + row) * p.o_token_stride + i64(work.head) * p.o_head_stride;
-            // A thread of a quad holds a pair of every 8 columns; together they turn four pairs of
-            // each into one thread's 16 bytes.
-#pragma unroll
-            for (u32 run = 0; run < HEAD_DIM / 32; run++) {
-                u32 words[4];
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    const float* pair = &o[16 * run + 4 * i + 2 * half];
-                    words[i] = bf16x2(pair[0] * factor, pair[1] * factor);
-                }
-                quad_transpose(words);
-                if (present)
-                    *reinterpret_cast<uint4*>(to + 32 * run + 8 * (lane() % 4)) =
-                        make_uint4(words[0], words[1], words[2], words[3]);
-            }
-            if (present && lane() % 4 == 0)
-                p.lse[i64(work.head) * p.tokens + work.item.start + row] =
+            factor[half] = sum == 0 ? 0 : 1 / sum;
+            const int row = thread_row(item, half);
+            if (row < item.len && lane() % 4 == 0)
+                p.lse[i64(work.head) * p.tokens + item.start + row] =
                     sum == 0 ? INF : (softmax.reference[half] - p.c + log2f(sum)) * LN_2;
         }
+
+        // Through shared memory, so that whole rows go out at once.
+        u8* rows = shared.o[group * 4 + warp()];
+        const u32 matrix = lane() / 8, matrix_row = lane() % 8 + 8 * (matrix % 2);
+        __syncwarp();
+#pragma unroll
+        for (u32 columns = 0; columns < HEAD_DIM / 16; columns++) {
+            const float* x = &o[8 * columns];
+            store_matrices(rows + o_chunk(matrix_row, 2 * columns + matrix / 2),
+                           bf16x2(x[0] * factor[0], x[1] * factor[0]), bf16x2(x[2] * factor[1], x[3] * factor[1]),
+                           bf16x2(x[4] * factor[0], x[5] * factor[0]), bf16x2(x[6] * factor[1], x[7] * factor[1]));
+        }
+        __syncwarp();
+        constexpr u32 CHUNKS = HEAD_DIM / 8;  // of 8 values in a row
+        u16* to = p.o + i64(item.start + first_row(item)) * p.o_token_stride + i64(work.head) * p.o_head_stride;
+#pragma unroll
+        for (u32 i = lane(); i < WARP_ROWS * CHUNKS; i += 32) {
+            const u32 row = i / CHUNKS, chunk = i % CHUNKS;
+            if (first_row(item) + int(row) < item.len)
+                *reinterpret_cast<uint4*>(to + row * p.o_token_stride + 8 * chunk) =
+                    *reinterpret_cast<const uint4*>(rows + o_chunk(row, chunk));
+        }
     }
+
+    // Where 16 bytes of a row of output wait in shared memory, so that neither rows nor columns of
+    // them meet in a bank.
+    static __device__ u32 o_chunk(u32 row, u32 chunk) { return row * HEAD_DIM * 2 + (chunk ^ row % 8) * 16; }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Parameters p) {
