@@ -182,7 +182,7 @@ fn report(what: &str, code: u8, start: Instant) -> anyhow::Result<ExitCode> {
 
 /// Turns on, in a command for the whole workspace, what is off by default: the probes that need
 /// torch, and what is for GPUs.
-const ALL_FEATURES: [&str; 2] = ["--features", "flamia-probe/torch,flamia-sched/cuda"];
+const ALL_FEATURES: [&str; 2] = ["--features", "flamia-probe/torch,flamia-sched/cuda,flamia-kernels/cuda"];
 
 /// Cargo at the workspace's root.
 fn plain_cargo(here: &Surroundings) -> anyhow::Result<Command> {
@@ -294,7 +294,7 @@ mod tests {
         let libtorch = machine.path("lib torch").display().to_string();
         let wanted = [
             "--package xtask --package flamia-bench",
-            "--workspace --exclude xtask --exclude flamia-bench --features flamia-probe/torch,flamia-sched/cuda",
+            "--workspace --exclude xtask --exclude flamia-bench --features flamia-probe/torch,flamia-sched/cuda,flamia-kernels/cuda",
         ]
         .map(|packages| format!("{libtorch}: test --release {packages} -- --nocapture\n"))
         .concat();
