@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use flamia_kernels::{Element, Options, Stats, TensorView, cpu};
+use flamia_kernels::{Backend, Element, Options, Path, Stats, TensorView, cpu};
 use flamia_sched::Documents;
 use half::bf16;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::FunctionError;
 use crate::function::{BackwardContext, ForwardContext, Function, apply, builds_graph};
+use crate::gpu::{GpuAttention, GpuCallError};
 
 /// Why a call of [`attention`] was refused.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +49,19 @@ pub enum AttentionError {
         found: String,
     },
 
+    /// Documents of another packed row.
+    #[error("q has {rows} rows, but the documents have {documents}: they belong to different rows")]
+    Rows {
+        /// Rows of q, over the whole batch.
+        rows: i64,
+        /// Rows of the documents.
+        documents: usize,
+    },
+
+    /// A call that the GPU's kernels refuse.
+    #[error("{0}\n  To have the host compute it, slowly: backend = host")]
+    Gpu(Box<GpuCallError>),
+
     /// A failure inside the graph.
     #[error(transparent)]
     Function(#[from] FunctionError),
@@ -65,8 +79,10 @@ pub enum AttentionError {
 /// Exponentials that are for inference only are refused when an input requires a gradient, unless
 /// gradients are off (`tch::no_grad`).
 ///
-/// Tensors on a GPU are computed on the host, by the reference backend, and copied back: correct,
-/// and slow.
+/// Tensors on a GPU are computed by its kernels, in BF16 and with `Profile::Auto` as the GPU
+/// multiplies: `mxfp8` on Hopper, head dimension 64 or 128, forward; the backward pass still is the
+/// host's. What there is no kernel for is refused, unless `Backend::Host` asks for the reference
+/// backend on the host, with copies: correct, and slow. The path `reference` is always the host's.
 ///
 /// # Errors
 /// See [`AttentionError`]; nothing is computed then. A second derivative (`create_graph`) is
@@ -102,6 +118,12 @@ pub fn attention(
         options.validate_training(q.size().last().map_or(0, |&head_dim| head_dim as usize))?;
     }
     let kind = q.kind();
+    if let Device::Cuda(_) = q.device()
+        && options.backend == Backend::Auto
+        && options.path != Path::Reference
+    {
+        return attention_on_gpu([q, k, v], documents, options, stats);
+    }
     let call = Call {
         documents: documents.clone(),
         options: *options,
@@ -113,17 +135,58 @@ pub fn attention(
         Kind::BFloat16 => apply(Attention::<bf16>::new(call), &inputs),
         found => return Err(AttentionError::Kind { found }),
     };
-    match outputs {
-        Ok(mut outputs) => Ok(outputs.swap_remove(0)),
-        // A refused call comes through the graph in a box.
-        Err(FunctionError::Custom(error)) => Err(error
-            .downcast::<flamia_kernels::AttentionError>()
-            .map_or_else(
-                |error| FunctionError::Custom(error).into(),
-                |error| AttentionError::Call(*error),
-            )),
-        Err(error) => Err(error.into()),
+    only(outputs)
+}
+
+/// The GPU's kernels, which read BF16: gradients come back in the kind of the tensors.
+fn attention_on_gpu(
+    inputs: [&Tensor; 3],
+    documents: &Documents,
+    options: &Options,
+    stats: Option<&Arc<Stats>>,
+) -> Result<Tensor, AttentionError> {
+    let kind = inputs[0].kind();
+    if !matches!(kind, Kind::Float | Kind::BFloat16) {
+        return Err(AttentionError::Kind { found: kind });
     }
+    let rows: i64 = inputs[0].size().iter().rev().skip(2).product();
+    if rows != documents.total() as i64 {
+        return Err(AttentionError::Rows {
+            rows,
+            documents: documents.total(),
+        });
+    }
+    let narrow = |tensor: &Tensor| {
+        tensor
+            .f_to_kind(Kind::BFloat16)
+            .map_err(FunctionError::from)
+    };
+    let [q, k, v] = inputs;
+    let (q, k, v) = (narrow(q)?, narrow(k)?, narrow(v)?);
+    let call = GpuAttention {
+        documents: documents.clone(),
+        options: *options,
+        stats: stats.cloned(),
+    };
+    let o = only(apply(call, &[Some(&q), Some(&k), Some(&v)]))?;
+    Ok(o.f_to_kind(kind).map_err(FunctionError::from)?)
+}
+
+/// The one output, or why there is none: a refused call comes through the graph in a box.
+fn only(outputs: Result<Vec<Tensor>, FunctionError>) -> Result<Tensor, AttentionError> {
+    let error = match outputs {
+        Ok(mut outputs) => return Ok(outputs.swap_remove(0)),
+        Err(FunctionError::Custom(error)) => error,
+        Err(error) => return Err(error.into()),
+    };
+    let error = match error.downcast::<flamia_kernels::AttentionError>() {
+        Ok(error) => return Err(AttentionError::Call(*error)),
+        Err(error) => error,
+    };
+    Err(match error.downcast::<GpuCallError>() {
+        Ok(error) => AttentionError::Gpu(error),
+        Err(error) => FunctionError::Custom(error).into(),
+    })
 }
 
 /// Everything about a call but its tensors.
@@ -134,7 +197,7 @@ struct Call {
 }
 
 /// An element type that tch and the kernels both know.
-trait Scalar: Element {
+pub(crate) trait Scalar: Element {
     /// The elements of a flat tensor on the host.
     fn read(tensor: &Tensor) -> Result<Vec<Self>, TchError>;
     /// A flat tensor on the host.
@@ -264,35 +327,52 @@ impl<E: Scalar> Function for Attention<E> {
         ctx: &BackwardContext,
         grads: &[Option<Tensor>],
     ) -> Result<Vec<Option<Tensor>>, FunctionError> {
-        if ctx.grad_enabled() {
-            return Err(FunctionError::custom(
-                "attention has no second derivative: call backward without create_graph",
-            ));
-        }
-        let Some(d_o) = &grads[0] else {
-            return Ok(vec![None, None, None]);
-        };
-        let [q, k, v, o] = [0, 1, 2, 3].map(|i| &ctx.saved()[i]);
-        let d_o = d_o.f_to_kind(q.kind())?;
-        let read = Host::<E>::read;
-        let (host_q, host_k, host_v) = (read(q)?, read(k)?, read(v)?);
-        let (host_o, host_d_o) = (read(o)?, read(&d_o)?);
-        let gradients = cpu::backward(
-            &host_q.view("q")?,
-            &host_k.view("k")?,
-            &host_v.view("v")?,
-            &host_o.view("o")?,
-            &self.lse,
-            &host_d_o.view("d_o")?,
-            &self.call.documents,
-            &self.call.options,
-            self.call.stats.as_deref(),
-        )
-        .map_err(FunctionError::custom)?;
-        Ok(vec![
-            Some(write(&gradients.dq, q)?),
-            Some(write(&gradients.dk, k)?),
-            Some(write(&gradients.dv, v)?),
-        ])
+        let Call {
+            documents,
+            options,
+            stats,
+        } = &self.call;
+        backward_on_host::<E>(ctx, grads, &self.lse, documents, options, stats.as_deref())
     }
+}
+
+/// The backward pass of the reference backend. Saved are q, k, v and o; results lie where q does.
+pub(crate) fn backward_on_host<E: Scalar>(
+    ctx: &BackwardContext,
+    grads: &[Option<Tensor>],
+    lse: &[E::Real],
+    documents: &Documents,
+    options: &Options,
+    stats: Option<&Stats>,
+) -> Result<Vec<Option<Tensor>>, FunctionError> {
+    if ctx.grad_enabled() {
+        return Err(FunctionError::custom(
+            "attention has no second derivative: call backward without create_graph",
+        ));
+    }
+    let Some(d_o) = &grads[0] else {
+        return Ok(vec![None, None, None]);
+    };
+    let [q, k, v, o] = [0, 1, 2, 3].map(|i| &ctx.saved()[i]);
+    let d_o = d_o.f_to_kind(q.kind())?;
+    let read = Host::<E>::read;
+    let (host_q, host_k, host_v) = (read(q)?, read(k)?, read(v)?);
+    let (host_o, host_d_o) = (read(o)?, read(&d_o)?);
+    let gradients = cpu::backward(
+        &host_q.view("q")?,
+        &host_k.view("k")?,
+        &host_v.view("v")?,
+        &host_o.view("o")?,
+        lse,
+        &host_d_o.view("d_o")?,
+        documents,
+        options,
+        stats,
+    )
+    .map_err(FunctionError::custom)?;
+    Ok(vec![
+        Some(write(&gradients.dq, q)?),
+        Some(write(&gradients.dk, k)?),
+        Some(write(&gradients.dv, v)?),
+    ])
 }

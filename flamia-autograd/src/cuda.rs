@@ -6,6 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use flamia_cuda::Stream;
+
 /// Why a GPU that is there cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -96,6 +98,51 @@ pub fn load_cuda() -> Result<bool, CudaLoadError> {
             }
         })
         .clone()
+}
+
+/// torch's current stream of a GPU cannot be asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CurrentStreamError {
+    /// libtorch_cuda is not there.
+    #[error("torch's CUDA library is not loaded: call load_cuda before the first use of a GPU")]
+    NotLoaded,
+    /// torch refuses.
+    #[error("torch has no current stream for GPU {ordinal} (error {code})")]
+    Refused {
+        /// The GPU.
+        ordinal: usize,
+        /// torch's code.
+        code: i32,
+    },
+}
+
+/// The stream that torch gives work to now, on this thread.
+pub(crate) fn current_stream(ordinal: usize) -> Result<Stream<'static>, CurrentStreamError> {
+    // SAFETY: a C string; the default handle searches what is loaded globally, as libtorch_cuda is.
+    let function = unsafe {
+        libc::dlsym(
+            libc::RTLD_DEFAULT,
+            c"aoti_torch_get_current_cuda_stream".as_ptr(),
+        )
+    };
+    if function.is_null() {
+        return Err(CurrentStreamError::NotLoaded);
+    }
+    // SAFETY: the signature in torch's stable C interface (aoti_torch/c/shim.h).
+    let function = unsafe {
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(i32, *mut *mut c_void) -> i32>(
+            function,
+        )
+    };
+    let mut stream = std::ptr::null_mut();
+    let index = i32::try_from(ordinal).unwrap_or(i32::MAX);
+    // SAFETY: `stream` outlives the call.
+    match unsafe { function(index, &mut stream) } {
+        // SAFETY: torch's streams live as long as the process.
+        0 => Ok(unsafe { Stream::from_raw(stream) }),
+        code => Err(CurrentStreamError::Refused { ordinal, code }),
+    }
 }
 
 /// Asks the driver, which is the only one to know: a driver library without a GPU is common in

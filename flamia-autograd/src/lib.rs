@@ -49,10 +49,12 @@ mod cuda;
 mod error;
 mod ffi;
 mod function;
+mod gpu;
 pub mod gradcheck;
 
 pub use attention::{AttentionError, attention};
-pub use cuda::{CudaLoadError, load_cuda};
+pub use cuda::{CudaLoadError, CurrentStreamError, load_cuda};
 pub use error::FunctionError;
 pub use ffi::torch_version;
 pub use function::{BackwardContext, ForwardContext, Function, apply, apply_fn};
+pub use gpu::{GpuCallError, attention_forward};

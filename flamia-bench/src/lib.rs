@@ -1,4 +1,5 @@
-//! How fast each path of attention is.
+//! How fast each path of attention is, and how well its schedules keep a GPU busy.
 
 pub mod cpu;
+pub mod sched;
 pub mod schedules;

@@ -1,10 +1,13 @@
-//! The benchmarks' program: one subcommand per device.
+//! The benchmarks' program: one subcommand per device. `cargo xtask sched` runs it too, with the word
+//! `sched` in front.
 
 use std::error::Error;
 use std::process::ExitCode;
+use std::{env, iter};
 
 use clap::{Parser, Subcommand};
 use flamia_bench::cpu::Cpu;
+use flamia_bench::sched;
 use flamia_bench::schedules::Schedules;
 use flamia_probe::report::Output;
 
@@ -34,7 +37,15 @@ enum Device {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    let mut args = env::args_os();
+    let done = match args.nth(1) {
+        Some(word) if word == "sched" => {
+            let line = iter::once("sched".into()).chain(args);
+            sched::run(&sched::Cli::parse_from(line)).map_err(|error| error.to_string())
+        }
+        _ => run(Cli::parse()).map_err(|error| error.to_string()),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -44,12 +55,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
-    Ok(match cli.device {
+    match cli.device {
         Device::Cpu { bench, output } => {
-            output.show("throughput of attention on the CPU", &bench.rows()?)?
+            output.show("throughput of attention on the CPU", &bench.rows()?)?;
         }
         Device::Schedules { bench, output } => {
-            output.show("schedules built on the GPU", &bench.rows()?)?
+            output.show("schedules built on the GPU", &bench.rows()?)?;
         }
-    })
+    }
+    Ok(())
 }

@@ -10,6 +10,7 @@ use crate::gpu::Gpu;
 
 /// An array on a GPU. Every copy, and the drop, waits for all work that was given to the GPU
 /// before, so that streams need no thought; none may happen during a capture on the same thread.
+#[derive(Debug)]
 pub struct Buffer<T> {
     memory: MemoryHandle,
     len: usize,

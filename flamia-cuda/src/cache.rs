@@ -22,6 +22,7 @@ pub struct Entry {
 }
 
 /// The cache. That its folder cannot be used is said once and fails nothing.
+#[derive(Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
     said: AtomicBool,

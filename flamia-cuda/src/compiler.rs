@@ -21,6 +21,7 @@ use crate::version::Version;
 /// Cubins are kept in the folder `FLAMIA_KERNEL_CACHE`, else in `flamia/kernels` of the user's cache
 /// folder, by a hash of everything they depend on; the folder may be removed at any time. Several
 /// processes and threads may compile at once: what is the same is compiled by one of them.
+#[derive(Debug)]
 pub struct Compiler {
     nvrtc: Nvrtc,
     version: Version,
@@ -193,7 +194,10 @@ impl Compiler {
         let options = program.options();
         let Outcome { result, log } = self.run(program, &options, Image::Cubin)?;
         match result {
-            Ok(image) => Ok(Entry { image, log }),
+            Ok(image) => Ok(Entry {
+                image,
+                log: self.quoted(program, log),
+            }),
             Err(Status {
                 code: Status::COMPILATION | Status::INVALID_OPTION,
                 ..

@@ -34,8 +34,11 @@ pub enum ResourceError {
         /// The functions that spill.
         functions: Vec<KernelResources>,
     },
-    /// wgmma instructions wait for one another.
-    #[error("{name} for {arch} has wgmma instructions that ptxas serialised:{}", lines(.remarks))]
+    /// wgmma instructions wait where the source does not say so.
+    #[error(
+        "{name} for {arch} has wgmma instructions that ptxas serialised or put waits around:{}",
+        lines(.remarks)
+    )]
     Serialised {
         /// The source's name.
         name: &'static str,
@@ -47,10 +50,8 @@ pub enum ResourceError {
 }
 
 fn lines<T: ToString>(items: &[T]) -> String {
-    items
-        .iter()
-        .map(|item| format!("\n  {}", item.to_string()))
-        .collect()
+    let line = |item: &T| format!("\n  {}", item.to_string().replace('\n', "\n  "));
+    items.iter().map(line).collect()
 }
 
 impl Cubin {
@@ -73,7 +74,7 @@ impl Cubin {
     }
 
     /// An error if any function spills registers, or if ptxas remarked that it serialised wgmma
-    /// instructions (C75xx). Both are correct and slow, and seen by nobody who does not ask.
+    /// instructions or put waits around them (C75xx). Both are correct and slow, and seen by nobody who does not ask.
     pub fn refuse_spills(&self) -> Result<(), ResourceError> {
         let (name, arch) = (self.name, self.arch);
         let all = self.kernels.iter().chain(&self.functions);

@@ -167,6 +167,7 @@ impl Gpu {
 }
 
 /// Kernels that are loaded on a GPU.
+#[derive(Debug)]
 pub struct Module {
     handle: Arc<ModuleHandle>,
     source_name: &'static str,
@@ -202,9 +203,10 @@ impl Module {
 const UNTIL_SET: u32 = 48 << 10;
 
 /// A kernel on a GPU. Clones are the same kernel.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Kernel(Arc<Loaded>);
 
+#[derive(Debug)]
 struct Loaded {
     function: FunctionHandle,
     name: String,

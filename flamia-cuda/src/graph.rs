@@ -6,6 +6,7 @@ use crate::gpu::Gpu;
 use crate::launch::Stream;
 
 /// Work that was captured from a stream.
+#[derive(Debug)]
 pub struct Graph(GraphHandle);
 
 impl Graph {
@@ -34,6 +35,7 @@ impl Graph {
 }
 
 /// Takes the time of work on a stream, on the GPU's clock.
+#[derive(Debug)]
 pub struct Timer {
     start: EventHandle,
     end: EventHandle,

@@ -46,7 +46,8 @@ pub(crate) struct Report {
     pub functions: Vec<KernelResources>,
     /// The front end's and ptxas's warnings, each with the lines that belong to it.
     pub warnings: Vec<String>,
-    /// ptxas's remarks C75xx: wgmma instructions that it had to serialise.
+    /// ptxas's remarks C75xx on wgmma instructions that it had to serialise, or to put waits
+    /// around, each with the lines of the source that were put under it.
     pub serialised: Vec<String>,
 }
 
@@ -55,8 +56,16 @@ pub(crate) fn parse(log: &str) -> Report {
     let mut report = Report::default();
     let mut warning = Vec::new();
     let mut ptxas = Ptxas::default();
+    let mut in_remark = false;
     for line in log.lines().chain([""]) {
+        if in_remark && line.starts_with("  ") {
+            if let Some(remark) = report.serialised.last_mut() {
+                *remark += &format!("\n{line}");
+            }
+            continue;
+        }
         let of_ptxas = line.strip_prefix("ptxas");
+        in_remark = of_ptxas.is_some_and(|message| message.contains("(C75"));
         if of_ptxas.is_some() || line.trim().is_empty() {
             if !warning.is_empty() {
                 report.warnings.push(warning.join("\n"));
@@ -66,7 +75,7 @@ pub(crate) fn parse(log: &str) -> Report {
             warning.push(line);
         }
         if let Some(message) = of_ptxas {
-            if message.contains("(C75") {
+            if in_remark {
                 report.serialised.push(line.to_owned());
             } else if message.trim_start().starts_with("warning") {
                 report.warnings.push(line.to_owned());
@@ -146,7 +155,7 @@ impl Ptxas {
 mod tests {
     use super::*;
 
-    /// As NVRTC 13.0 prints it, but for the remark and ptxas's warning.
+    /// As NVRTC 13.0 prints it, but for ptxas's warning and the lines under its remark.
     const LOG: &str = "\
 k.cu(1): warning #177-D: variable \"u\" was declared but never referenced
   { int u; }
@@ -159,7 +168,10 @@ k.cu(1): warning #39-D: division by zero
              ^
           detected during instantiation of \"void k<N>(float *) [with N=3]\" at line 2
 
-ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
+ptxas info    : (C7517) warpgroup.wait is injected in around line 47 by compiler
+  from k.cu(7):
+  mov.f32 a, b;
+ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'q' for 'sm_90a'
 ptxas info    : Function properties for q
@@ -211,8 +223,11 @@ ptxas info    : Compile time = 84.758 ms
         );
         assert!(report.warnings[1].contains("N / 0") && report.warnings[1].ends_with("line 2"));
         assert_eq!(report.warnings[2], "ptxas warning : made up");
-        assert_eq!(report.serialised.len(), 1);
-        assert!(report.serialised[0].contains("C7510"));
+        let [injected, serialised] = &report.serialised[..] else {
+            panic!("{:?}", report.serialised);
+        };
+        assert!(injected.ends_with("compiler\n  from k.cu(7):\n  mov.f32 a, b;"));
+        assert!(serialised.contains("(C7511)"), "{serialised}");
         assert_eq!(parse(""), Report::default());
     }
 }

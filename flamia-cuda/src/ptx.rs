@@ -1,5 +1,5 @@
-//! Errors of ptxas, which names lines of a PTX that nobody has seen, told by the lines of the
-//! source.
+//! Errors and remarks of ptxas, which name lines of a PTX that nobody has seen, told by the lines
+//! of the source.
 
 use std::path::Path;
 
@@ -31,12 +31,11 @@ pub(crate) fn is_named(log: &str) -> bool {
 }
 
 /// The index of the line that a message such as
-/// `ptxas application ptx input, line 28; error   : ...` names.
+/// `ptxas application ptx input, line 28; error   : ...` or
+/// `ptxas info    : (C7519) warpgroup.arrive is injected in around line 51 by compiler ...` names.
 fn named_line(message: &str) -> Option<usize> {
-    let (_, rest) = message
-        .strip_prefix("ptxas ")?
-        .split_once("ptx input, line ")?;
-    let number: usize = rest.split(';').next()?.trim().parse().ok()?;
+    let (_, rest) = message.strip_prefix("ptxas ")?.split_once(" line ")?;
+    let number: usize = rest.split([';', ' ']).next()?.parse().ok()?;
     number.checked_sub(1)
 }
 
@@ -68,7 +67,7 @@ mod tests {
         let ptx = ".visible .entry k()\n{\n\t.loc\t2 7 3\n\tfirst;\n\t.loc 1 9 1, function_name $x, inlined_at 2 1 1\n\tsecond;\n}\n\
             \t.file\t1 \"a.cuh\"\n\t.file\t2 \"/here/dir/k.cu\"\n";
         let log = "ptxas application ptx input, line 4; error   : bad\n\
-            ptxas application ptx input, line 6; error   : worse\n\
+            ptxas info    : (C7519) injected in around line 6 by compiler\n\
             ptxas application ptx input, line 60; error   : beyond\n\
             ptxas fatal   : aborted\n";
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
@@ -76,7 +75,7 @@ mod tests {
             "ptxas application ptx input, line 4; error   : bad",
             "  from dir/k.cu(7):",
             "  first;",
-            "ptxas application ptx input, line 6; error   : worse",
+            "ptxas info    : (C7519) injected in around line 6 by compiler",
             "  from a.cuh(9):",
             "  second;",
             "ptxas application ptx input, line 60; error   : beyond",

@@ -101,7 +101,7 @@ impl Program<'_> {
 }
 
 /// The SHA-256 of all that a cubin depends on.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key(pub [u8; 32]);
 
 impl Key {

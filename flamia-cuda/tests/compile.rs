@@ -236,6 +236,55 @@ extern \"C\" __global__ void roomy(float *x) { x[0] = 1; }",
 }
 
 #[test]
+fn serialised_wgmma_is_refused_with_its_source_line() {
+    // With TOUCH, the accumulators are used between two instructions that are in flight.
+    let multiply = source(
+        r#"__device__ void multiply(float (&d)[4], unsigned long long a, unsigned long long b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "l"(b));
+}
+extern "C" __global__ void __launch_bounds__(128)
+k(float *x, unsigned long long a, unsigned long long b) {
+    float d[4] = {};
+    asm volatile("wgmma.fence.sync.aligned;");
+    multiply(d, a, b);
+#if TOUCH
+    d[0] += x[0];
+#endif
+    multiply(d, a, b);
+    asm volatile("wgmma.commit_group.sync.aligned;");
+    asm volatile("wgmma.wait_group.sync.aligned 0;");
+    for (int i = 0; i < 4; i++) x[threadIdx.x * 4 + i] = d[i];
+}"#,
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let compiler = compiler(folder.path());
+    let refused = |touch: &str| {
+        let defines = [("TOUCH", touch.to_owned())];
+        let program = Program {
+            source: &multiply,
+            defines: &defines,
+            arch: Arch::Sm90a,
+        };
+        compiler.compile(&program).unwrap().refuse_spills()
+    };
+    assert_eq!(refused("0"), Ok(()));
+    let error = refused("1").unwrap_err();
+    let ResourceError::Serialised { remarks, .. } = &error else {
+        panic!("{error}")
+    };
+    assert!(
+        remarks.iter().any(|remark| remark.contains("serialized")),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("  from tests/k.cu(12):"),
+        "{error}"
+    );
+}
+
+#[test]
 fn warnings_are_kept_through_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let warned = source("extern \"C\" __global__ void k() { int unused; }");

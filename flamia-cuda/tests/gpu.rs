@@ -237,7 +237,7 @@ extern "C" __global__ void reverse(unsigned *x, unsigned words) {
 fn wrong_arguments_names_and_architectures_are_refused() {
     let gpu = gpu();
     let module = gpu.compile(&SCALE, &factor(3)).unwrap();
-    let error = module.kernel("skale").err().unwrap();
+    let error = module.kernel("skale").unwrap_err();
     assert!(
         error.to_string().contains("\"skale\"; it has scale"),
         "{error}"
@@ -280,7 +280,7 @@ fn wrong_arguments_names_and_architectures_are_refused() {
         arch: other,
     };
     let cubin = Compiler::shared().unwrap().compile(&program).unwrap();
-    let error = gpu.load(&cubin).err().unwrap();
+    let error = gpu.load(&cubin).unwrap_err();
     assert!(matches!(error, GpuError::WrongArch { .. }), "{error:?}");
 
     let broken = Source {
@@ -288,7 +288,7 @@ fn wrong_arguments_names_and_architectures_are_refused() {
         text: "broken",
         headers: &[],
     };
-    let error = gpu.compile(&broken, &[]).err().unwrap();
+    let error = gpu.compile(&broken, &[]).unwrap_err();
     assert!(matches!(error, BuildError::Compile(_)), "{error:?}");
 }
 

@@ -1,9 +1,9 @@
 //! What the quantisers reach of the GPU's copy bandwidth, bytes read and written counted.
 //!
 //! `cargo run --release -p flamia-kernels --features cuda --example quantise_throughput` on a machine
-//! that has a Hopper GPU, and NVRTC. Every round times the driver's copy and every variant, in
-//! alternating order; each launch takes the next of several data sets, which together are several times
-//! the L2 cache. Medians of the rounds are printed.
+//! that has a Hopper GPU, and NVRTC. Every round times each variant and the driver's copy of as many
+//! bytes, in alternating order; each launch takes the next of several data sets, which together are
+//! several times the L2 cache. Medians of the rounds are printed.
 
 use std::error::Error;
 
@@ -35,9 +35,6 @@ const VARIANTS: [(&str, HeadDim, bool, Forms); 9] = [
     ("dO with D", HeadDim::D64, false, Forms::BothWithRowSums),
 ];
 
-/// A failure of the quantiser or of the GPU.
-type Failure = QuantiseError;
-
 struct DataSet {
     x: Buffer<u16>,
     o: Buffer<u16>,
@@ -56,7 +53,7 @@ impl Variant {
         gpu: &Gpu,
         tokens: usize,
         variant: &(&str, HeadDim, bool, Forms),
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, QuantiseError> {
         let (name, head_dim, hadamard, forms) = *variant;
         let quantisation = Quantisation {
             head_dim,
@@ -82,7 +79,7 @@ impl Variant {
         set: &DataSet,
         documents: &Documents,
         cu_seqlens: u64,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), QuantiseError> {
         let quantisation = self.quantiser.quantisation();
         let shape = [documents.total(), HEADS, quantisation.head_dim.get()];
         let o = DeviceTensor::packed("o", set.o.pointer(), shape);
@@ -140,62 +137,53 @@ fn measure(gpu: &Gpu, tokens: usize) -> Result<(), Box<dyn Error>> {
         .collect::<Result<_, _>>()?;
 
     let stream = gpu.context().new_stream()?;
-    let from = stream.alloc_zeros::<u8>(2 * elements * sets.len())?;
-    let mut to = stream.alloc_zeros::<u8>(2 * elements * sets.len())?;
+    let longest = variants.iter().map(|variant| variant.bytes / 2).max();
+    let longest = longest.unwrap_or_default();
+    let from = stream.alloc_zeros::<u8>(longest * sets.len())?;
+    let mut to = stream.alloc_zeros::<u8>(longest * sets.len())?;
     let raw = Stream::from(&*stream);
     let mut timer = Timer::new(gpu)?;
     let launches = PASSES * sets.len();
-    // The copy first, then the variants.
-    let mut times = vec![Vec::new(); 1 + variants.len()];
+    let mut times: Vec<[Vec<f64>; 2]> = variants.iter().map(|_| Default::default()).collect();
     for round in 0..=ROUNDS {
-        let mut order: Vec<_> = (0..times.len()).collect();
+        let mut order: Vec<_> = (0..2 * variants.len()).collect();
         if round % 2 == 1 {
             order.reverse();
         }
         for system in order {
-            let total = match system.checked_sub(1).map(|index| &variants[index]) {
-                None => timer.time(raw, |_| {
-                    for launch in 0..launches {
-                        let part = launch % sets.len() * 2 * elements;
-                        let part = part..part + 2 * elements;
-                        let copied =
-                            stream.memcpy_dtod(&from.slice(part.clone()), &mut to.slice_mut(part));
-                        copied.expect("the copy is inside both buffers");
+            let (variant, is_copy) = (&variants[system / 2], system % 2 == 1);
+            let total = timer.time(raw, |raw| {
+                for set in (0..sets.len()).cycle().take(launches) {
+                    if is_copy {
+                        let first = set * longest;
+                        let part = first..first + variant.bytes / 2;
+                        let (from, mut to) = (from.slice(part.clone()), to.slice_mut(part));
+                        let copied = stream.memcpy_dtod(&from, &mut to);
+                        copied.expect("both parts have the same length");
+                    } else {
+                        variant.launch(raw, &sets[set], &documents, cu_seqlens.pointer())?;
                     }
-                    Ok::<_, GpuError>(())
-                })?,
-                Some(variant) => timer.time(raw, |stream| {
-                    for launch in 0..launches {
-                        let set = &sets[launch % sets.len()];
-                        variant.launch(stream, set, &documents, cu_seqlens.pointer())?;
-                    }
-                    Ok::<_, Failure>(())
-                })?,
-            };
+                }
+                Ok::<_, QuantiseError>(())
+            })?;
             // The first round warms up.
             if round > 0 {
-                times[system].push(total / launches as f64);
+                times[system / 2][usize::from(is_copy)].push(total / launches as f64);
             }
         }
     }
-    let medians: Vec<_> = times.into_iter().map(median).collect();
-    let terabytes = |bytes: usize, microseconds: f64| bytes as f64 / microseconds * 1e-6;
-    let copy = terabytes(4 * elements, medians[0]);
     println!(
-        "{tokens} tokens x {HEADS} heads, {} data sets, {}",
+        "{tokens} tokens x {HEADS} heads in documents of {DOCUMENT}, {} data sets, {}",
         sets.len(),
         gpu.name()
     );
-    println!(
-        "  {:40} {:8.1} us {copy:6.3} TB/s",
-        "copy (driver)", medians[0]
-    );
-    for (variant, time) in variants.iter().zip(&medians[1..]) {
-        let reached = terabytes(variant.bytes, *time);
+    for (variant, times) in variants.iter().zip(times) {
+        let [time, copy] = times.map(median);
+        let reached = variant.bytes as f64 / time * 1e-6;
         println!(
-            "  {:40} {time:8.1} us {reached:6.3} TB/s {:5.1} % of the copy",
+            "  {:36} {time:7.1} us {reached:6.3} TB/s, {:5.1} % of a copy's",
             variant.name,
-            100.0 * reached / copy
+            100.0 * copy / time
         );
     }
     Ok(())

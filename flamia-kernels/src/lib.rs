@@ -31,8 +31,8 @@ mod view;
 pub use error::AttentionError;
 pub use flamia_sched::Mask;
 pub use options::{
-    Ablation, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard, MmaAccumulator,
-    OperandScales, Options, Path, Polynomial, Profile, ValueScales,
+    Ablation, Backend, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard,
+    MmaAccumulator, OperandScales, Options, Path, Polynomial, Profile, ValueScales,
 };
 pub use stats::{Stats, StatsSnapshot};
 pub use view::{Element, TensorView};

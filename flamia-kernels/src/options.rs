@@ -37,13 +37,25 @@ impl Path {
 /// How block scales enter the matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Profile {
+    /// As the device multiplies: `hopper` where a Hopper GPU computes, `block-scaled` elsewhere.
+    #[default]
+    Auto,
     /// The product multiplies each 32-long group of the contraction by its two scales exactly, as
     /// Blackwell's block-scaled MMA does. The paper's numerics.
-    #[default]
     BlockScaled,
     /// The product is unscaled, as Hopper's FP8 MMA is: scales that vary along the contraction are
     /// folded into the operand held in FP32 before it is rounded.
     Hopper,
+}
+
+/// Who computes on tensors that lie on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Backend {
+    /// The GPU's kernels; what they lack is refused.
+    #[default]
+    Auto,
+    /// The reference backend, on the host.
+    Host,
 }
 
 /// Where the partial sums of dQ are kept.
@@ -264,7 +276,13 @@ named!(
     Path::Nvfp4 => "nvfp4",
     Path::Fp4 => "fp4",
 );
-named!(Profile, Profile::BlockScaled => "block-scaled", Profile::Hopper => "hopper");
+named!(
+    Profile,
+    Profile::Auto => "auto",
+    Profile::BlockScaled => "block-scaled",
+    Profile::Hopper => "hopper",
+);
+named!(Backend, Backend::Auto => "auto", Backend::Host => "host");
 named!(
     DqAccumulator,
     DqAccumulator::Fp16 => "fp16",
@@ -326,6 +344,8 @@ pub struct Options {
     pub scale: Option<f64>,
     /// How scales enter the products of `mxfp8`.
     pub profile: Profile,
+    /// Who computes on tensors that lie on a GPU; buffers on the host are the host's.
+    pub backend: Backend,
     /// Rotation of Q and K.
     pub hadamard: Hadamard,
     /// Probabilities are multiplied by 2^c before they are rounded to E4M3.
@@ -372,6 +392,7 @@ impl Options {
             mask,
             scale: None,
             profile: Profile::default(),
+            backend: Backend::default(),
             hadamard: Hadamard::default(),
             c: 4,
             tau: 4.0,

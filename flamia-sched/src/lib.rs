@@ -12,9 +12,12 @@
 pub mod cuda;
 mod documents;
 mod mask;
+pub mod ranks;
 mod rows;
+pub mod simulate;
 mod tiles;
 pub mod work;
+pub mod workloads;
 
 pub use documents::{Documents, DocumentsError};
 pub use mask::{Mask, UnknownMask};

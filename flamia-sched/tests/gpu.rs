@@ -2,13 +2,16 @@
 #![cfg(feature = "cuda")]
 
 use std::num::NonZero;
+use std::sync::Arc;
 
-use flamia_cuda::{Arch, Buffer, Compiler, Gpu, Graph, Launch, Program, Source};
-use flamia_sched::cuda::{
-    Boundary, BuildCall, DeviceSchedule, HostSchedule, SCHEDULE_HEADER, ScheduleError,
-    ScheduleKernels, schedule_defines,
+use flamia_cuda::{
+    Arch, Buffer, CompileError, Compiler, Cubin, Gpu, Graph, Launch, Program, Source,
 };
-use flamia_sched::work::HeadSections;
+use flamia_sched::cuda::{
+    Boundary, BuildCall, CLAIM_HEADER, DeviceSchedule, HostSchedule, SCHEDULE_HEADER, SOURCE,
+    ScheduleError, ScheduleHeader, ScheduleKernels, schedule_defines,
+};
+use flamia_sched::work::{Acquisition, HeadSections, Pass};
 use flamia_sched::{Documents, DocumentsError, Mask};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -19,23 +22,47 @@ const WALK: Source = Source {
     headers: &[SCHEDULE_HEADER],
 };
 
+const CLAIM: Source = Source {
+    name: "flamia-sched/tests/claim.cu",
+    text: include_str!("claim.cu"),
+    headers: &[CLAIM_HEADER, SCHEDULE_HEADER],
+};
+
+fn compile(
+    source: &Source,
+    defines: &[(&str, String)],
+    arch: Arch,
+) -> Result<Arc<Cubin>, CompileError> {
+    let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
+    compiler.compile(&Program {
+        source,
+        defines,
+        arch,
+    })
+}
+
+/// No Blackwell has run this.
+#[test]
+fn claims_of_blackwell_compile_for_it_alone() {
+    let defines = schedule_defines();
+    for arch in [Arch::Sm100a, Arch::Sm103a] {
+        let cubin = compile(&CLAIM, &defines, arch).unwrap();
+        cubin.refuse_spills().unwrap();
+    }
+    assert!(compile(&CLAIM, &defines, Arch::Sm90a).is_err());
+}
+
 #[test]
 fn every_kernel_compiles_without_spills() {
-    let compiler = Compiler::load().unwrap();
     for arch in [Arch::Sm80, Arch::Sm90a, Arch::Sm100a, Arch::Sm103a] {
         for boundary in Boundary::ALL {
-            let program = boundary.program(arch);
-            let cubin = compiler.compile(&program.as_program()).unwrap();
+            let cubin = compile(&SOURCE, &boundary.defines(), arch).unwrap();
             assert_eq!(cubin.kernels.len(), 4, "{arch}");
-            assert!(cubin.warnings.is_empty(), "{:?}", cubin.warnings);
+            assert_eq!(cubin.warnings, [""; 0], "{arch}");
             cubin.refuse_spills().unwrap();
         }
-        let program = Program {
-            source: &WALK,
-            defines: &schedule_defines(),
-            arch,
-        };
-        compiler.compile(&program).unwrap().refuse_spills().unwrap();
+        let cubin = compile(&WALK, &schedule_defines(), arch).unwrap();
+        cubin.refuse_spills().unwrap();
     }
 }
 
@@ -162,7 +189,7 @@ fn extreme_rows_get_the_cpus_schedule() {
         check(&vec![1; 300_001], mask);
         check(&[&vec![3; 99_999][..], &[1_000_003]].concat(), mask);
         // Every run length of a single CTA.
-        for items in [2, 3, 5, 511, 512, 513, 1024, 1025, 8191, 8192, 8193] {
+        for items in [2, 3, 255, 256, 257, 511, 512, 513, 8191, 8192, 8193] {
             check(&vec![1; items], mask);
         }
     }
@@ -342,10 +369,7 @@ fn ctas_visit_every_item_and_head_once() {
     let bench = Bench::new();
     let gpu = &bench.gpu;
     let module = gpu.compile(&WALK, &schedule_defines()).unwrap();
-    let (walk, locate) = (
-        module.kernel("walk").unwrap(),
-        module.kernel("locate").unwrap(),
-    );
+    let [walk, locate] = ["walk", "locate"].map(|name| module.kernel(name).unwrap());
     let stream = gpu.context().default_stream();
     let documents = Documents::from_lengths(&[5000, 0, 1, 900, 257, 3000]).unwrap();
     let boundaries = Buffer::from_slice(gpu, documents.cu_seqlens()).unwrap();
@@ -358,18 +382,16 @@ fn ctas_visit_every_item_and_head_once() {
             .unwrap()
     };
     let summary = schedule.summary().unwrap();
-    let counter = Buffer::<u32>::filled(gpu, 1, 0).unwrap();
-
     for (heads, per_section) in [(1, 1), (16, 2), (16, 16), (7, 3), (5, 4)] {
         let order = HeadSections::new(
             NonZero::new(heads).unwrap(),
             NonZero::new(per_section).unwrap(),
         );
         let sections = [heads as u32, per_section as u32];
-        for (pass, items) in [summary.forward_items, summary.backward_items]
-            .into_iter()
-            .enumerate()
-        {
+        for (index, pass, items) in [
+            (0u32, Pass::Forward, summary.forward_items),
+            (1, Pass::Backward, summary.backward_items),
+        ] {
             for (dynamic, grid) in [
                 (0, 1),
                 (0, 132),
@@ -382,10 +404,10 @@ fn ctas_visit_every_item_and_head_once() {
                 let visits = Buffer::<u32>::filled(gpu, items * heads, 0).unwrap();
                 let arguments = (
                     schedule.pointer() + schedule.layout().header as u64,
-                    pass as u32,
+                    index,
                     dynamic,
                     sections,
-                    counter.pointer(),
+                    schedule.pointer() + ScheduleHeader::counter_offset(pass) as u64,
                     visits.pointer(),
                 );
                 // SAFETY: the buffers live until the download, which waits.
@@ -397,11 +419,6 @@ fn ctas_visit_every_item_and_head_once() {
                 assert!(
                     visits.iter().all(|&count| count == 1),
                     "{heads} {per_section} {dynamic} {grid}"
-                );
-                assert_eq!(
-                    counter.download().unwrap(),
-                    [0],
-                    "ready for the next launch"
                 );
             }
 
@@ -416,6 +433,48 @@ fn ctas_visit_every_item_and_head_once() {
                 .map(|(item, head)| [item as u32, head as u32])
                 .collect();
             assert_eq!(first_difference(&found.download().unwrap(), &wanted), None);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn kernels_acquire_as_the_rule_says() {
+    let bench = Bench::new();
+    let gpu = &bench.gpu;
+    let module = gpu.compile(&WALK, &schedule_defines()).unwrap();
+    let kernel = module.kernel("acquisition").unwrap();
+    let stream = gpu.context().default_stream();
+    for lengths in [&[300, 300][..], &[900, 100, 100, 100], &[901, 1, 1, 1]] {
+        for mask in [Mask::Causal, Mask::Full, Mask::window(7)] {
+            let documents = Documents::from_lengths(lengths).unwrap();
+            let boundaries = Buffer::from_slice(gpu, documents.cu_seqlens()).unwrap();
+            let call = BuildCall::new(boundaries.pointer(), boundaries.len(), mask);
+            let mut schedule = DeviceSchedule::new(gpu, documents.total()).unwrap();
+            for (heads, per_section) in [(4, 4), (4, 2), (1, 1)] {
+                let order = HeadSections::new(
+                    NonZero::new(heads).unwrap(),
+                    NonZero::new(per_section).unwrap(),
+                );
+                let found = Buffer::<u32>::filled(gpu, 1, 0xff).unwrap();
+                let arguments = (
+                    schedule.pointer() + schedule.layout().header as u64,
+                    [heads as u32, per_section as u32],
+                    found.pointer(),
+                );
+                // SAFETY: the buffers live until the download, which waits.
+                unsafe {
+                    schedule
+                        .build(&bench.kernels, (&*stream).into(), &call)
+                        .unwrap();
+                    kernel
+                        .launch((&*stream).into(), Launch::linear(1, 1), arguments)
+                        .unwrap();
+                }
+                let wanted = order.acquisition(Acquisition::choose(mask, &documents));
+                let wanted = u32::from(wanted == Acquisition::Dynamic);
+                assert_eq!(found.download().unwrap(), [wanted], "{lengths:?} {mask}");
+            }
         }
     }
 }

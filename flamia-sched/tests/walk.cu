@@ -25,6 +25,11 @@ extern "C" __global__ void walk(const ScheduleHeader* header, u32 pass, u32 dyna
     }
 }
 
+// Whether a kernel with heads in this order acquires dynamically.
+extern "C" __global__ void acquisition(const ScheduleHeader* header, HeadSections order, u32* dynamic) {
+    *dynamic = acquires_dynamically(header, order);
+}
+
 // Where each position is.
 extern "C" __global__ void locate(u32 items, HeadSections order, uint2* found) {
     const u32 position = blockIdx.x * blockDim.x + threadIdx.x;

@@ -232,6 +232,23 @@ fn the_papers_rule_chooses_how_work_is_acquired() {
 }
 
 #[test]
+fn heads_in_sections_are_acquired_dynamically() {
+    let count = |value| NonZero::new(value).unwrap();
+    for (per_section, wanted) in [
+        (4, Acquisition::Static),
+        (9, Acquisition::Static),
+        (3, Acquisition::Dynamic),
+    ] {
+        let order = HeadSections::new(count(4), count(per_section));
+        assert_eq!(order.acquisition(Acquisition::Static), wanted);
+        assert_eq!(
+            order.acquisition(Acquisition::Dynamic),
+            Acquisition::Dynamic
+        );
+    }
+}
+
+#[test]
 fn sections_hold_what_fits_the_cache_in_whole_groups() {
     let count = |value| NonZero::new(value).unwrap();
     let fitting = |heads, group, total, l2| {

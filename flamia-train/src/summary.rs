@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(json["val_loss"], 2.4507);
         assert_eq!(json["tokens_per_s"], 8123.75);
         assert_eq!(json["settings"]["model"]["kv_heads"], 1);
-        assert_eq!(json["settings"]["kernel"]["profile"], "block-scaled");
+        assert_eq!(json["settings"]["kernel"]["profile"], "auto");
         assert_eq!(json["versions"]["torch"], "2.11.0");
         assert_eq!(json["versions"]["tch"], "0.24.0");
         assert!(

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
@@ -11,6 +11,7 @@ use flamia_train::settings::{Settings, SettingsError, Start};
 use serde::Deserialize;
 
 use crate::libtorch::{self, Ready};
+use crate::nvrtc;
 use crate::process::{become_command, run, say, shown, spoken};
 use crate::surroundings::Surroundings;
 
@@ -26,7 +27,9 @@ pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
     let ready = libtorch::set_up(here)?;
     let trainer = build(cargo(here, &ready)?, "flamia-train", &[])?;
     say(format_args!("ready in {}", spoken(start.elapsed())));
-    become_command(here.command(trainer).args(args))
+    let mut trainer = here.command(trainer);
+    ready.apply(&mut trainer);
+    become_command(trainer.args(args))
 }
 
 /// Builds the program for data, which needs no libtorch, and becomes it.
@@ -46,13 +49,15 @@ fn check_settings(args: &[OsString]) -> Result<(), SettingsError> {
 /// Builds the probes and becomes them, with torch only where a probe needs it.
 pub fn probe(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     const PROBES: &str = "flamia-probe";
-    let probes = if needs_torch(args) {
-        let ready = libtorch::set_up(here)?;
-        build(cargo(here, &ready)?, PROBES, &["--features", "torch"])?
-    } else {
-        build(plain_cargo(here)?, PROBES, &[])?
-    };
-    become_command(here.command(probes).args(args))
+    if !needs_torch(args) {
+        let probes = build(plain_cargo(here)?, PROBES, &[])?;
+        return become_command(without_torch(here, &probes).args(args));
+    }
+    let ready = libtorch::set_up(here)?;
+    let probes = build(cargo(here, &ready)?, PROBES, &["--features", "torch"])?;
+    let mut probes = here.command(probes);
+    ready.apply(&mut probes);
+    become_command(probes.args(args))
 }
 
 /// Whether the probe trains, or compares with torch.
@@ -65,7 +70,24 @@ fn needs_torch(args: &[OsString]) -> bool {
 /// Builds the benchmarks and becomes them.
 pub fn bench(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let benchmarks = build(plain_cargo(here)?, "flamia-bench", &[])?;
-    become_command(here.command(benchmarks).args(args))
+    become_command(without_torch(here, &benchmarks).args(args))
+}
+
+/// A program that needs no libtorch, and finds the NVRTC that is there.
+fn without_torch(here: &Surroundings, program: &Path) -> Command {
+    let mut command = here.command(program);
+    let libtorch = libtorch::find(here).ok().and_then(|found| found.libtorch);
+    let folder = libtorch.map(|libtorch| libtorch.folder);
+    if let Some(nvrtc) = nvrtc::value(here, folder.as_deref()) {
+        command.env(nvrtc::SETTING, nvrtc);
+    }
+    command
+}
+
+/// The part of the benchmarks' program that simulates.
+pub fn sched(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    let benchmarks = build(plain_cargo(here)?, "flamia-bench", &[])?;
+    become_command(here.command(benchmarks).arg("sched").args(args))
 }
 
 /// Every test of the workspace, in the one profile that all is built in.
@@ -82,7 +104,7 @@ pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> 
     let others: Vec<_> = ["--workspace"]
         .into_iter()
         .chain(torchless.iter().flat_map(|name| ["--exclude", name]))
-        .chain(PROBES_WITH_TORCH)
+        .chain(ALL_FEATURES)
         .collect();
     for packages in [apart, others] {
         let mut cargo = cargo(here, &ready)?;
@@ -111,7 +133,7 @@ pub fn lint(here: &Surroundings) -> anyhow::Result<ExitCode> {
     let mut clippy = cargo(here, &ready)?;
     clippy
         .args(["clippy", "--release", "--workspace", "--all-targets"])
-        .args(PROBES_WITH_TORCH)
+        .args(ALL_FEATURES)
         .args(["--", "-D", "warnings"]);
     report("lint", run(&mut clippy)?, start)
 }
@@ -158,9 +180,9 @@ fn report(what: &str, code: u8, start: Instant) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// Turns the probes that need torch on, in a command for the whole workspace. The other crates have
-/// torch by default.
-const PROBES_WITH_TORCH: [&str; 2] = ["--features", "flamia-probe/torch"];
+/// Turns on, in a command for the whole workspace, what is off by default: the probes that need
+/// torch, and what is for GPUs.
+const ALL_FEATURES: [&str; 2] = ["--features", "flamia-probe/torch,flamia-sched/cuda,flamia-kernels/cuda"];
 
 /// Cargo at the workspace's root.
 fn plain_cargo(here: &Surroundings) -> anyhow::Result<Command> {
@@ -272,7 +294,7 @@ mod tests {
         let libtorch = machine.path("lib torch").display().to_string();
         let wanted = [
             "--package xtask --package flamia-bench",
-            "--workspace --exclude xtask --exclude flamia-bench --features flamia-probe/torch",
+            "--workspace --exclude xtask --exclude flamia-bench --features flamia-probe/torch,flamia-sched/cuda,flamia-kernels/cuda",
         ]
         .map(|packages| format!("{libtorch}: test --release {packages} -- --nocapture\n"))
         .concat();
@@ -287,6 +309,18 @@ mod tests {
         for line in [&[][..], &["--help"], &["accuracy", "--json", "leakage"]] {
             assert!(!needs(line), "{line:?}");
         }
+    }
+
+    #[test]
+    fn a_program_without_libtorch_finds_nvrtc_beside_one() {
+        let (machine, here) = machine("");
+        machine.file("nvidia/cu13/lib/libnvrtc.so.13", "");
+        let program = without_torch(&here, Path::new("bench"));
+        let set = program
+            .get_envs()
+            .find(|(name, _)| *name == nvrtc::SETTING)
+            .and_then(|(_, value)| value);
+        assert_eq!(set, Some(machine.path("nvidia/cu13/lib").as_os_str()));
     }
 
     #[test]

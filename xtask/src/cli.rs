@@ -42,6 +42,13 @@ pub enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// See how schedules of packed documents keep GPUs busy (`cargo xtask sched --help` lists what
+    /// there is)
+    #[command(disable_help_flag = true)]
+    Sched {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Run every test of the workspace
     Test {
         /// Passed on to `cargo test`
@@ -90,7 +97,10 @@ mod tests {
             .into_iter()
             .chain(line.iter().copied());
         match Cli::try_parse_from(line).unwrap().task {
-            Task::Train { args } | Task::Probe { args } | Task::Bench { args } => args,
+            Task::Train { args }
+            | Task::Probe { args }
+            | Task::Bench { args }
+            | Task::Sched { args } => args,
             _ => panic!("not parsed as {task}"),
         }
     }
@@ -109,7 +119,7 @@ mod tests {
             &["--no-such-flag=3", "positional", "--", "--after"],
             &[],
         ] {
-            for task in ["train", "probe", "bench"] {
+            for task in ["train", "probe", "bench", "sched"] {
                 assert_eq!(passed_on(task, line), line, "{task} {line:?}");
             }
         }

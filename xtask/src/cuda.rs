@@ -1,7 +1,6 @@
-//! The NVIDIA driver and NVRTC, looked up as programs on this machine would find them.
+//! The NVIDIA driver, looked up as programs on this machine would find it.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::path::{Path, PathBuf};
 
 use libloading::{Library, Symbol};
 
@@ -116,53 +115,9 @@ fn ask(library: &Library) -> Result<Driver, c_int> {
     }
 }
 
-/// The NVRTC library: beside torch, where its wheels put it, else where the loader finds it.
-pub fn find_nvrtc(libtorch: Option<&Path>) -> Option<PathBuf> {
-    let beside = libtorch
-        .and_then(Path::parent)
-        .map(|site| site.join("nvidia"));
-    let packages = beside
-        .iter()
-        .flat_map(std::fs::read_dir)
-        .flatten()
-        .flatten();
-    let of_wheels = packages.map(|package| package.path().join("lib"));
-    let of_toolkit = PathBuf::from("/usr/local/cuda/lib64");
-    let found = of_wheels.chain([of_toolkit]).find_map(|folder| {
-        let files = std::fs::read_dir(folder).ok()?.flatten();
-        let mut libraries = files.map(|file| file.path()).filter(|path| is_nvrtc(path));
-        libraries.next()
-    });
-    found.or_else(|| {
-        let names = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"];
-        // SAFETY: NVRTC is a compiler library whose initialisers have no preconditions.
-        let loads = |name: &&str| unsafe { Library::new(*name) }.is_ok();
-        names.into_iter().find(loads).map(PathBuf::from)
-    })
-}
-
-/// `libnvrtc-builtins.so.13.0` lies in the same folder and is not it.
-fn is_nvrtc(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name.starts_with("libnvrtc.so") || name.starts_with("libnvrtc.dylib")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Machine;
-
-    #[test]
-    fn nvrtc_is_found_beside_the_wheel() {
-        let machine = Machine::bare();
-        let torch = machine.wheel("site-packages/torch", "2.11.0");
-        machine.file(
-            "site-packages/nvidia/cu13/lib/libnvrtc-builtins.so.13.0",
-            "",
-        );
-        let library = machine.file("site-packages/nvidia/cu13/lib/libnvrtc.so.13", "");
-        assert_eq!(find_nvrtc(Some(&torch)), Some(library));
-    }
 
     #[test]
     fn a_driver_counts_only_with_a_gpu() {

@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use crate::compiler;
-use crate::cuda::{Driver, find_nvrtc};
+use crate::cuda::Driver;
 use crate::libtorch::{self, CXX11_ABI, Found, Kind, Libtorch, SetUpError, Source, gigabytes};
+use crate::nvrtc;
 use crate::python::{Python, PythonError};
 use crate::surroundings::Surroundings;
 use crate::tensorboard;
@@ -105,9 +106,11 @@ pub fn examine(here: &Surroundings, driver: &Driver) -> Vec<Finding> {
     ];
     findings.extend(libtorch_findings(&found, driver, python.is_ok()));
     findings.push(driver_finding(driver));
-    findings.push(nvrtc(libtorch, driver));
+    let nvrtc = nvrtc_finding(here, libtorch);
+    let has_nvrtc = nvrtc.state == State::Ok;
+    findings.push(nvrtc);
     findings.push(tensorboard_finding(here));
-    findings.push(space(here, libtorch.is_none(), driver));
+    findings.push(space(here, libtorch.is_none(), !has_nvrtc, driver));
     findings
 }
 
@@ -265,19 +268,31 @@ fn driver_finding(driver: &Driver) -> Finding {
     }
 }
 
-fn nvrtc(libtorch: Option<&Libtorch>, driver: &Driver) -> Finding {
+fn nvrtc_finding(here: &Surroundings, libtorch: Option<&Libtorch>) -> Finding {
     let name = "NVRTC";
-    match find_nvrtc(libtorch.map(|libtorch| libtorch.folder.as_path())) {
-        Some(path) => Finding::ok(name, path.display().to_string()),
-        None if driver.has_gpu() => Finding::optional(
+    if let Some(set) = nvrtc::set(here) {
+        let found = format!("{} is {}", nvrtc::SETTING, set.display());
+        if nvrtc::is_library(&set) {
+            return Finding::ok(name, found);
+        }
+        return Finding {
             name,
-            "libnvrtc not found beside torch, in /usr/local/cuda or on the loader's path",
-            "`cargo xtask train` installs it with libtorch; or `pip install nvidia-cuda-nvrtc` beside your torch",
+            state: State::Missing,
+            found: format!("{found}, and there is no libnvrtc.so.13"),
+            remedy: Some("unset it, and NVRTC is found or installed for you".to_owned()),
+        };
+    }
+    match nvrtc::find(here, libtorch.map(|libtorch| libtorch.folder.as_path())) {
+        Some(path) => Finding::ok(name, path.display().to_string()),
+        None if cfg!(target_os = "linux") => Finding::optional(
+            name,
+            "NVRTC 13 or newer, which compiles the CUDA kernels, is not installed yet",
+            "`cargo xtask test` or `train` installs it under target/",
         ),
         None => Finding::optional(
             name,
-            "libnvrtc not found",
-            "nothing to do: it is only used with a GPU",
+            "there is none for this system",
+            "nothing to do: it is only used for NVIDIA GPUs",
         ),
     }
 }
@@ -290,13 +305,22 @@ fn tensorboard_finding(here: &Surroundings) -> Finding {
     }
 }
 
-fn space(here: &Surroundings, installs_libtorch: bool, driver: &Driver) -> Finding {
+fn space(
+    here: &Surroundings,
+    installs_libtorch: bool,
+    installs_nvrtc: bool,
+    driver: &Driver,
+) -> Finding {
     let name = "disk space";
-    let install = if installs_libtorch {
-        libtorch::space_needed(Kind::for_driver(driver))
-    } else {
-        0
-    };
+    let kind = Kind::for_driver(driver);
+    let mut install = 0;
+    if installs_libtorch {
+        install += libtorch::space_needed(kind);
+    }
+    // With CUDA, NVRTC is a part of the other.
+    if installs_nvrtc && !(installs_libtorch && kind == Kind::Full) {
+        install += nvrtc::SPACE;
+    }
     let needed = BUILD_SPACE + install;
     let Some((folder, free)) = libtorch::free_space(&here.target) else {
         let remedy = format!("see with `df` that {} are free", gigabytes(needed));
@@ -470,6 +494,36 @@ mod tests {
         let old = driver_finding(&driver((12, 8)));
         assert_eq!(old.state, State::Optional);
         assert!(old.remedy.unwrap().contains("update the driver"));
+    }
+
+    #[test]
+    fn nvrtc_is_found_as_programs_find_it() {
+        let machine = Machine::bare();
+        let torch = machine.wheel("site-packages/torch", "2.11.0+cu130");
+        let finding = |vars: &[(&str, &std::path::Path)]| {
+            let findings = examine(&machine.here_with(vars), &Driver::Absent);
+            findings
+                .into_iter()
+                .find(|finding| finding.name == "NVRTC")
+                .unwrap()
+        };
+        let library = machine.file("site-packages/nvidia/cu13/lib/libnvrtc.so.13", "");
+        let beside = finding(&[("LIBTORCH", &torch)]);
+        assert_eq!(
+            (beside.state, beside.found),
+            (State::Ok, library.display().to_string())
+        );
+        let bad = finding(&[
+            ("LIBTORCH", &torch),
+            (nvrtc::SETTING, &machine.path("none")),
+        ]);
+        assert_eq!(bad.state, State::Missing);
+        assert!(
+            bad.found.contains("FLAMIA_NVRTC is") && bad.found.contains("none"),
+            "{bad:?}"
+        );
+        let set = finding(&[(nvrtc::SETTING, library.parent().unwrap())]);
+        assert_eq!(set.state, State::Ok);
     }
 
     #[test]

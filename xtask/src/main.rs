@@ -7,6 +7,7 @@ mod compiler;
 mod cuda;
 mod doctor;
 mod libtorch;
+mod nvrtc;
 mod pip;
 mod process;
 mod python;
@@ -41,6 +42,7 @@ fn run(task: Task) -> anyhow::Result<ExitCode> {
         Task::Data { args } => cargo::data(&here, &args),
         Task::Probe { args } => cargo::probe(&here, &args),
         Task::Bench { args } => cargo::bench(&here, &args),
+        Task::Sched { args } => cargo::sched(&here, &args),
         Task::Test { args } => cargo::test(&here, &args),
         Task::Lint => cargo::lint(&here),
         Task::Cargo { args } => cargo::run_with_libtorch(&here, &args),

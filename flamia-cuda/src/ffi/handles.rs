@@ -20,6 +20,7 @@ unsafe impl Send for RawStream {}
 unsafe impl Sync for RawStream {}
 
 /// A loaded cubin.
+#[derive(Debug)]
 pub struct ModuleHandle {
     module: sys::CUmodule,
     context: Arc<CudaContext>,
@@ -63,6 +64,7 @@ impl Drop for ModuleHandle {
 }
 
 /// A kernel of a module.
+#[derive(Debug)]
 pub struct FunctionHandle {
     function: sys::CUfunction,
     module: Arc<ModuleHandle>,
@@ -154,6 +156,7 @@ impl FunctionHandle {
 }
 
 /// A graph that can be replayed.
+#[derive(Debug)]
 pub struct GraphHandle {
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
@@ -255,6 +258,7 @@ impl Drop for Capture<'_> {
 }
 
 /// A point of time on a stream.
+#[derive(Debug)]
 pub struct EventHandle {
     event: sys::CUevent,
     context: Arc<CudaContext>,
@@ -308,6 +312,7 @@ impl Drop for EventHandle {
 }
 
 /// Device memory.
+#[derive(Debug)]
 pub struct MemoryHandle {
     address: sys::CUdeviceptr,
     bytes: usize,

@@ -25,6 +25,7 @@ type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type GetVersion = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 
 /// The library's functions. They stay valid because the library is never closed.
+#[derive(Debug)]
 pub struct Nvrtc {
     create: Create,
     compile: Compile,

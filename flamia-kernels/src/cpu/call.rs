@@ -197,7 +197,9 @@ fn low_bit_forward(
     v: &dyn Source<f32>,
 ) -> Vec<Tile<f32>> {
     match call.options.profile {
-        Profile::BlockScaled => call.forward(&call.low_bit([q, k, v], None), q, k, v),
+        Profile::Auto | Profile::BlockScaled => {
+            call.forward(&call.low_bit([q, k, v], None), q, k, v)
+        }
         Profile::Hopper => call.forward(&Hopper::new(call.options), q, k, v),
     }
 }
@@ -209,7 +211,7 @@ fn low_bit_backward(
     v: &dyn Source<f32>,
 ) -> Vec<UnitGradients<f32>> {
     match call.options.profile {
-        Profile::BlockScaled => {
+        Profile::Auto | Profile::BlockScaled => {
             let scheme = call.low_bit([saved.q, k, v], Some(saved.d_o));
             call.backward(&scheme, saved, k, v)
         }

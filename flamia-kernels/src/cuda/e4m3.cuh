@@ -3,7 +3,8 @@
 
 #include "layout.cuh"
 
-// Codes of four values, the first in the lowest byte: nearest, ties to even, saturating at 448.
+// Codes of four values, the first in the lowest byte: nearest, ties to even, saturating at 448. NaN
+// gives 0x7f.
 __device__ __forceinline__ u32 pack_e4m3(float a, float b, float c, float d) {
     u32 codes;
     asm("{\n"

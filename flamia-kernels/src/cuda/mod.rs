@@ -1,5 +1,6 @@
 //! Kernels for NVIDIA GPUs.
 
+pub mod call;
 pub mod forward;
 pub mod layout;
 pub mod quantise;

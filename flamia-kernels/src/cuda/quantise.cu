@@ -2,16 +2,17 @@
 // document and head, in the layouts of layout.cuh, from one read. `quantise.rs` launches it.
 //
 // A CTA takes one block of one head; heads are neighbours in the grid, so that CTAs that run together
-// read whole rows of the packed tensor. Each lane holds four tokens by HEAD_DIM / 8 features, the
-// tokens being those of four neighbouring bytes of the transposed image: both images are packed from a
-// lane's own registers.
+// read whole rows of the packed tensor. A lane holds four tokens whose codes of one feature are a word of
+// the transposed image. That image is put together in shared memory; the row image is read off it.
 //
 // Constants: HEAD_DIM (64 or 128), and as 0 or 1 HADAMARD (rotate first), ROW_IMAGE and
-// TRANSPOSED_IMAGE (what is written), ROW_SUMS (D = rowsum(x_hat * o) as well, beside a row image).
+// TRANSPOSED_IMAGE (what is written), ROW_SUMS (D = rowsum(x_hat * o) as well; not of rotated rows).
 
+#include "block_scale.cuh"
 #include "e4m3.cuh"
 #include "layout.cuh"
 #include "parameters.cuh"
+#include "ptx.cuh"
 
 using bf16 = unsigned short;
 
@@ -52,37 +53,63 @@ SAME_OFFSET(Parameters, heads);
 SAME_OFFSET(Parameters, slots);
 
 constexpr u32 ALL_LANES = 0xffffffff;
-constexpr int WARPS = 2;
+// A warp takes 16 tokens, a chunk of the transposed image.
+constexpr int WARPS = BLOCK_TOKENS / CHUNK;
 constexpr int THREADS = 32 * WARPS;
 static_assert(THREADS == LAUNCH_THREADS, "not as in quantise.rs");
 
-// Tokens of a lane.
+// Tokens of a lane, bytes of a word.
 constexpr int TOKENS = 4;
-// Features of a 16-byte load.
+constexpr int QUADS = BLOCK_TOKENS / TOKENS;
+// Features of a 16-byte load, and lanes that hold a token.
 constexpr int VECTOR = 8;
-// Eight lanes side by side load 64 neighbouring features of a token, this many times.
-constexpr int SPAN = 8 * VECTOR;
+constexpr int COLUMNS = 8;
+constexpr int GROUPS = 32 / COLUMNS;
+// Lanes side by side load neighbouring features of a token, this many times.
+constexpr int SPAN = COLUMNS * VECTOR;
 constexpr int SPANS = HEAD_DIM / SPAN;
-constexpr int CHUNKS = HEAD_DIM * BLOCK_TOKENS / CHUNK;
 
-// A lane's part of a block: [i][s][j] is token `Place::token(i)`, feature `Place::dim(s) + j`.
+// A lane's part of a block: [s][k] are features, and then four tokens.
 template <class T>
-using Values = T[TOKENS][SPANS][VECTOR];
+using Features = T[SPANS][VECTOR];
+using Quad = float[TOKENS];
 
 // Which part of a block a thread holds.
 struct Place {
     int warp;
-    // Of the eight that hold a token's features.
+    // Of the lanes that hold a token.
     int column;
     // Of the four that hold 16 tokens.
     int group;
 
     __device__ Place()
-        : warp(threadIdx.x / 32), column(threadIdx.x % 8), group(threadIdx.x % 32 / 8) {}
+        : warp(threadIdx.x / 32), column(threadIdx.x % COLUMNS), group(threadIdx.x % 32 / COLUMNS) {}
 
-    // The lane's tokens are bytes 4 * group .. of a chunk of the transposed image.
-    __device__ __forceinline__ int token(int i) const { return CHUNK * warp + pi_token(4 * group + i); }
-    __device__ __forceinline__ int dim(int span) const { return SPAN * span + VECTOR * column; }
+    __device__ __forceinline__ int quad() const { return warp * (CHUNK / TOKENS) + group; }
+    // Feature [0][0] of a loaded part. [s][k] is SPAN * s + k more.
+    __device__ __forceinline__ int loaded_dim() const { return VECTOR * column; }
+};
+
+// Token `i` of a quad: four neighbouring bytes of the transposed image.
+__device__ __forceinline__ int quad_token(int quad, int i) {
+    return quad / (CHUNK / TOKENS) * CHUNK + quad % (CHUNK / TOKENS) * 2 + pi_token(i);
+}
+
+// Eight rows of the transposed image, which is padded after them in shared memory: lanes eight rows apart
+// meet different banks.
+constexpr int DIM_GROUP = 8;
+constexpr int GROUP_BYTES = DIM_GROUP * BLOCK_TOKENS + CHUNK;
+
+union Shared {
+    // Where a warp exchanges features between lanes: a float4 for a quad, padded for the banks again.
+    float4 exchange[HADAMARD ? WARPS : 1][HADAMARD ? GROUPS : 1][SPANS][COLUMNS][VECTOR + 1];
+    u8 staged[HEAD_DIM / DIM_GROUP][GROUP_BYTES];
+
+    // The word of a quad and feature DIM_GROUP * group + dim.
+    __device__ __forceinline__ u32 &word(int quad, int group, int dim) {
+        const int chunk = transposed_chunk(dim, quad / (CHUNK / TOKENS));
+        return ((u32 *)(staged[group] + dim * BLOCK_TOKENS + chunk * CHUNK))[quad % (CHUNK / TOKENS)];
+    }
 };
 
 // Rows of the packed tensor.
@@ -98,10 +125,12 @@ struct Rows {
 __device__ __forceinline__ Rows rows_of_block(const Parameters &p, int slot) {
     const int lane = threadIdx.x % 32;
     int document = 0;
+#pragma unroll 1
     for (int candidates = p.documents; candidates > 1;) {
         const int step = (candidates + 31) / 32;
         const int probe = document + lane * step;
-        const bool starts = lane * step < candidates && padded_start(__ldg(p.cu_seqlens + probe), probe) <= slot;
+        const bool is_document = lane * step < candidates;
+        const bool starts = is_document && padded_start(__ldg(p.cu_seqlens + probe), probe) <= slot;
         // Lane 0 always says yes.
         const int last = 31 - __clz(__ballot_sync(ALL_LANES, starts));
         document += last * step;
@@ -110,253 +139,238 @@ __device__ __forceinline__ Rows rows_of_block(const Parameters &p, int slot) {
     const int start = __ldg(p.cu_seqlens + document);
     const int end = min(__ldg(p.cu_seqlens + document + 1), p.tokens);
     const int first = start + slot - padded_start(start, document);
-    return {first, min(end - first, BLOCK_TOKENS)};
+    // Boundaries that no packed row has may put the block in front of the tensor: it has no rows then.
+    return {first, first < 0 ? 0 : min(end - first, BLOCK_TOKENS)};
 }
 
-// One lane's part of a block of BF16 rows as they lie in memory, zero past the document's end.
-__device__ __forceinline__ void load(uint4 (&raw)[TOKENS][SPANS], const bf16 *head, long long stride, Rows rows, Place place) {
+// Calls `visit(i, s, address, inside)` for each 16 bytes of a lane's part of a block; `inside` says
+// whether the token is the document's.
+template <class Visit>
+__device__ __forceinline__ void each_vector(const bf16 *head, long long stride, Rows rows, Place place,
+                                            Visit visit) {
+    const int token = quad_token(place.quad(), 0);
+    const bf16 *first = head + (rows.first + token) * stride + place.loaded_dim();
 #pragma unroll
     for (int i = 0; i < TOKENS; i++) {
-        const int token = place.token(i);
-        const bf16 *row = head + (rows.first + token) * stride;
 #pragma unroll
         for (int s = 0; s < SPANS; s++) {
-            raw[i][s] = token < rows.count ? __ldcs((const uint4 *)(row + place.dim(s))) : make_uint4(0, 0, 0, 0);
+            visit(i, s, first + pi_token(i) * stride + SPAN * s, token + pi_token(i) < rows.count);
         }
     }
+}
+
+// A lane's part of a block as it lies in memory; zero past the document's end.
+using Raw = uint4[TOKENS][SPANS];
+
+__device__ __forceinline__ void load(Raw &raw, const bf16 *head, long long stride, Rows rows, Place place) {
+    each_vector(head, stride, rows, place, [&](int i, int s, const bf16 *address, bool inside) {
+        raw[i][s] = inside ? __ldcs((const uint4 *)address) : make_uint4(0, 0, 0, 0);
+    });
 }
 
 // Brings what `load` will read into the L2 cache, where it waits without taking registers.
 __device__ __forceinline__ void prefetch(const bf16 *head, long long stride, Rows rows, Place place) {
-#pragma unroll
-    for (int i = 0; i < TOKENS; i++) {
-        const int token = place.token(i);
-        const bf16 *row = head + (rows.first + token) * stride;
-#pragma unroll
-        for (int s = 0; s < SPANS; s++) {
-            if (token < rows.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + place.dim(s)));
-        }
-    }
+    each_vector(head, stride, rows, place, [&](int, int, const bf16 *address, bool inside) {
+        if (inside) prefetch_l2(address);
+    });
 }
 
-__device__ __forceinline__ void widen(float &low, float &high, u32 pair) {
-    low = __uint_as_float(pair << 16);
-    high = __uint_as_float(pair & 0xffff0000);
-}
-
-// The normalised Hadamard rotation, in the order of `flamia_format::hadamard`: butterflies with
-// strides 1, 2, 4, ... over the features, then one multiplication.
-__device__ __forceinline__ void rotate(Values<float> &x, Place place) {
-#pragma unroll
-    for (int i = 0; i < TOKENS; i++) {
-#pragma unroll
-        for (int stride = 1; stride < VECTOR; stride *= 2) {
-#pragma unroll
-            for (int s = 0; s < SPANS; s++) {
-#pragma unroll
-                for (int j = 0; j < VECTOR; j++) {
-                    if (j & stride) continue;
-                    const float low = x[i][s][j], high = x[i][s][j + stride];
-                    x[i][s][j] = low + high;
-                    x[i][s][j + stride] = low - high;
-                }
-            }
-        }
-#pragma unroll
-        for (int lanes = 1; lanes < SPAN / VECTOR; lanes *= 2) {
-            const float sign = place.column & lanes ? -1.0f : 1.0f;
-#pragma unroll
-            for (int s = 0; s < SPANS; s++) {
-#pragma unroll
-                for (int j = 0; j < VECTOR; j++) {
-                    const float other = __shfl_xor_sync(ALL_LANES, x[i][s][j], lanes);
-                    // The sum or the difference with its one rounding: the product is exact.
-                    x[i][s][j] = fmaf(x[i][s][j], sign, other);
-                }
-            }
-        }
-        if constexpr (SPANS == 2) {
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++) {
-                const float low = x[i][0][j], high = x[i][1][j];
-                x[i][0][j] = low + high;
-                x[i][1][j] = low - high;
-            }
-        }
-        constexpr float NORM = HEAD_DIM == 128 ? 0.08838834764831845f : 0.125f;
-#pragma unroll
-        for (int s = 0; s < SPANS; s++) {
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++) x[i][s][j] *= NORM;
-        }
-    }
-}
-
-// The bits of the largest magnitude of the block. A NaN's are above every number's.
-__device__ __forceinline__ u32 block_amax(const Values<float> &x, Place place) {
-    u32 amax = 0;
+__device__ __forceinline__ void widen(Features<Quad> &x, const Raw &raw) {
 #pragma unroll
     for (int i = 0; i < TOKENS; i++) {
 #pragma unroll
         for (int s = 0; s < SPANS; s++) {
+            const u32 pairs[VECTOR / 2] = {raw[i][s].x, raw[i][s].y, raw[i][s].z, raw[i][s].w};
 #pragma unroll
-            for (int j = 0; j < VECTOR; j++) amax = max(amax, __float_as_uint(x[i][s][j]) & 0x7fffffff);
-        }
-    }
-    __shared__ u32 of_warps[WARPS];
-    amax = __reduce_max_sync(ALL_LANES, amax);
-    if (threadIdx.x % 32 == 0) of_warps[place.warp] = amax;
-    __syncthreads();
-    return max(of_warps[0], of_warps[1]);
-}
-
-// 2^e for e from -127, a subnormal, to 127.
-__device__ __forceinline__ float pow2(int e) {
-    return __uint_as_float(e == -127 ? 0x00400000 : (e + 127) << 23);
-}
-
-// The smallest exponent of a block: folding V's exponents into P takes them out of the row sum again,
-// as 2^-e, and that has to stay finite.
-constexpr int MIN_EXPONENT = -96;
-// The smallest exponent before that, which stands for a block of zeros as well.
-constexpr int SMALLEST_EXPONENT = -127;
-
-// How the values of a block become codes.
-struct BlockScale {
-    // The smallest that takes the largest magnitude to 448 or less, from SMALLEST_EXPONENT.
-    int exponent;
-    // A block of zeros has codes 0, whatever the zeros' signs.
-    bool zero;
-    // A block with a NaN or an infinity has NaN codes.
-    bool poisoned;
-
-    __device__ explicit BlockScale(u32 amax) {
-        constexpr u32 LARGEST = 0x43e00000;  // 448
-        constexpr u32 MANTISSA = 0x7fffff;
-        const int biased = amax >> 23;
-        exponent = biased - (int)(LARGEST >> 23) + ((amax & MANTISSA) > (LARGEST & MANTISSA));
-        exponent = max(exponent, SMALLEST_EXPONENT);
-        zero = amax == 0;
-        poisoned = biased == 255;
-    }
-
-    __device__ __forceinline__ int floored() const { return max(exponent, MIN_EXPONENT); }
-    // Whether the block has a scale: it is neither zero, as good as zero, nor poisoned.
-    __device__ __forceinline__ bool regular() const { return exponent != SMALLEST_EXPONENT && !poisoned; }
-    // What codes are multiplied with. NaN codes need no scale to poison.
-    __device__ __forceinline__ float scale() const { return regular() ? pow2(floored()) : 0.0f; }
-    // The exponent to fold into another operand. A zero block never sets a reference there.
-    __device__ __forceinline__ float fold() const { return regular() ? floored() : MIN_EXPONENT; }
-};
-
-// Divides a block by its scale. A block under the floor is rounded to its own exponent first, as the
-// CPU profile does.
-__device__ __forceinline__ void divide(Values<float> &x, const BlockScale &block) {
-    if (block.exponent < MIN_EXPONENT) {
-        const float down = pow2(-block.exponent), up = pow2(block.exponent);
-#pragma unroll
-        for (int i = 0; i < TOKENS; i++) {
-#pragma unroll
-            for (int s = 0; s < SPANS; s++) {
-#pragma unroll
-                for (int j = 0; j < VECTOR; j += 4) {
-                    float(&v)[VECTOR] = x[i][s];
-                    float rounded[4];
-                    unpack_e4m3(pack_e4m3(v[j] * down, v[j + 1] * down, v[j + 2] * down, v[j + 3] * down), rounded);
-#pragma unroll
-                    for (int k = 0; k < 4; k++) v[j + k] = rounded[k] * up;
-                }
+            for (int k = 0; k < VECTOR; k += 2) {
+                x[s][k][i] = __uint_as_float(pairs[k / 2] << 16);
+                x[s][k + 1][i] = __uint_as_float(pairs[k / 2] & 0xffff0000);
             }
         }
     }
-    const float down = pow2(-block.floored());
+}
+
+__device__ __forceinline__ void butterfly(Quad &low, Quad &high) {
 #pragma unroll
     for (int i = 0; i < TOKENS; i++) {
+        const float a = low[i], b = high[i];
+        low[i] = a + b;
+        high[i] = a - b;
+    }
+}
+
+// Butterflies between features 1, 2 and 4 places apart in a vector.
+__device__ __forceinline__ void butterflies(Features<Quad> &x) {
+#pragma unroll
+    for (int stride = 1; stride < VECTOR; stride *= 2) {
 #pragma unroll
         for (int s = 0; s < SPANS; s++) {
 #pragma unroll
-            for (int j = 0; j < VECTOR; j++) x[i][s][j] *= down;
+            for (int k = 0; k < VECTOR; k++) {
+                if (!(k & stride)) butterfly(x[s][k], x[s][k + stride]);
+            }
         }
     }
 }
 
-// What zero and poisoned blocks have instead of their values' codes.
-struct Overrides {
-    u32 keep;
-    // A byte for each of the lane's tokens; 0 past the document's end, whose codes are always 0.
-    u32 poison;
-
-    __device__ Overrides(const BlockScale &block, Rows rows, Place place) {
-        keep = block.zero || block.poisoned ? 0 : 0xffffffff;
-        poison = 0;
-#pragma unroll
-        for (int i = 0; i < TOKENS; i++) {
-            if (block.poisoned && place.token(i) < rows.count) poison |= 0x7fu << (8 * i);
-        }
-    }
-
-    // Four codes of one token.
-    __device__ __forceinline__ u32 row(u32 codes, int i) const {
-        return (codes & keep) | __byte_perm(poison, 0, 0x1111 * i);
-    }
-    // A code of each token.
-    __device__ __forceinline__ u32 column(u32 codes) const { return (codes & keep) | poison; }
-};
-
-// Eight features of a token as codes.
-using RowCodes = uint2[TOKENS][SPANS];
-
-__device__ __forceinline__ void encode_rows(RowCodes &codes, const Values<float> &x, const Overrides &overrides) {
-#pragma unroll
-    for (int i = 0; i < TOKENS; i++) {
-#pragma unroll
-        for (int s = 0; s < SPANS; s++) {
-            const float(&v)[VECTOR] = x[i][s];
-            codes[i][s].x = overrides.row(pack_e4m3(v[0], v[1], v[2], v[3]), i);
-            codes[i][s].y = overrides.row(pack_e4m3(v[4], v[5], v[6], v[7]), i);
-        }
-    }
-}
-
-// Eight lanes write half a row or a whole one: whole sectors, so that no staging is needed.
-__device__ __forceinline__ void store_rows(u8 *block, const RowCodes &codes, Place place) {
-#pragma unroll
-    for (int i = 0; i < TOKENS; i++) {
-#pragma unroll
-        for (int s = 0; s < SPANS; s++) {
-            *(uint2 *)(block + row_byte<HEAD_DIM>(place.token(i), place.dim(s))) = codes[i][s];
-        }
-    }
-}
-
-// Where a chunk of the transposed block is staged: lanes that write side by side are eight rows of the
-// image apart, and must meet different banks.
-__device__ __forceinline__ int staged(int chunk) {
-    return chunk ^ ((chunk >> 4) & 7);
-}
-
-// Writes the transposed image of a block through shared memory.
-__device__ __forceinline__ void store_transposed(u8 *block, const Values<float> &x, const Overrides &overrides, Place place) {
-    __shared__ uint4 staging[CHUNKS];
+// The Hadamard rotation in the order of `flamia_format::hadamard`, strides 1, 2, 4, ... over the
+// features, but for the final multiplication with NORM.
+__device__ __forceinline__ void rotate(Features<Quad> &x, Shared &shared, Place place) {
+    butterflies(x);
+    // Strides 8, 16 and 32 are between columns. They trade places with the features of a vector, which
+    // takes far fewer instructions than shuffles.
+    auto &exchange = shared.exchange[place.warp][place.group];
 #pragma unroll
     for (int s = 0; s < SPANS; s++) {
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++) {
-            const int dim = place.dim(s) + j;
-            const int chunk = dim * (BLOCK_TOKENS / CHUNK) + transposed_chunk(dim, place.warp);
-            u32 *words = (u32 *)&staging[staged(chunk)];
-            words[place.group] = overrides.column(pack_e4m3(x[0][s][j], x[1][s][j], x[2][s][j], x[3][s][j]));
+        for (int k = 0; k < VECTOR; k++) {
+            exchange[s][place.column][k] = make_float4(x[s][k][0], x[s][k][1], x[s][k][2], x[s][k][3]);
         }
     }
-    __syncthreads();
+    __syncwarp();
 #pragma unroll
-    for (int chunk = threadIdx.x; chunk < CHUNKS; chunk += THREADS) {
-        ((uint4 *)block)[chunk] = staging[staged(chunk)];
+    for (int s = 0; s < SPANS; s++) {
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) {
+            const float4 quad = exchange[s][k][place.column];
+            x[s][k][0] = quad.x;
+            x[s][k][1] = quad.y;
+            x[s][k][2] = quad.z;
+            x[s][k][3] = quad.w;
+        }
+    }
+    butterflies(x);
+#pragma unroll
+    for (int k = 0; k < VECTOR; k++) {
+        if constexpr (SPANS == 2) butterfly(x[0][k], x[1][k]);
     }
 }
 
-// Lane m of four, which are `2 m` apart, holds values[i]; afterwards it holds in values[i] what lane i
-// held in values[m].
+// 1 / sqrt(HEAD_DIM), or 1 where nothing is rotated.
+constexpr float NORM = !HADAMARD ? 1.0f : HEAD_DIM == 128 ? 0.08838834764831845f : 0.125f;
+
+// The largest magnitude of the block; NaN if there is one.
+__device__ __forceinline__ float block_amax(const Features<Quad> &x, Place place) {
+    float amax = 0.0f;
+#pragma unroll
+    for (int s = 0; s < SPANS; s++) {
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) {
+#pragma unroll
+            for (int i = 0; i < TOKENS; i++) amax = max_magnitude(amax, x[s][k][i]);
+        }
+    }
+    // Magnitudes compare as their bits do, and a NaN's are above all.
+    const u32 of_warp = __reduce_max_sync(ALL_LANES, __float_as_uint(amax));
+    __shared__ u32 of_warps[WARPS];
+    if (threadIdx.x % 32 == 0) of_warps[place.warp] = of_warp;
+    __syncthreads();
+    return __uint_as_float(max(of_warps[0], of_warps[1]));
+}
+
+// Replaces the values of a block that is not ordinary by some that dividing and rounding turn into its
+// codes: zeros whatever their signs, NaN in all rows of the document, or, under the floor, what rounding
+// at the block's own exponent leaves, as in the CPU profile.
+__device__ __forceinline__ void replace(Features<Quad> &x, const BlockScale &block, Rows rows, Place place) {
+    const float down = pow2(-block.exponent), up = pow2(block.exponent);
+#pragma unroll
+    for (int s = 0; s < SPANS; s++) {
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) {
+            Quad &v = x[s][k];
+            Quad rounded;
+#pragma unroll
+            for (int i = 0; i < TOKENS; i++) v[i] = v[i] * NORM * down;
+            unpack_e4m3(pack_e4m3(v[0], v[1], v[2], v[3]), rounded);
+#pragma unroll
+            for (int i = 0; i < TOKENS; i++) {
+                const bool inside = quad_token(place.quad(), i) < rows.count;
+                const float nan = __uint_as_float(0x7fffffff);
+                v[i] = block.poisoned ? (inside ? nan : 0.0f) : block.zero ? 0.0f : rounded[i] * up;
+            }
+        }
+    }
+}
+
+// The codes of a block, a word for each feature.
+__device__ __forceinline__ void encode(Features<u32> &codes, Features<Quad> &x, const BlockScale &block,
+                                       Rows rows, Place place) {
+    const float down = pow2(-block.floored());
+    // One multiplication for both: scaling by a power of two changes no rounding, except of values far
+    // below the smallest code.
+    float factor = NORM * down;
+    if (!block.ordinary()) {
+        replace(x, block, rows, place);
+        factor = down;
+    }
+#pragma unroll
+    for (int s = 0; s < SPANS; s++) {
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) {
+            const Quad &v = x[s][k];
+            codes[s][k] = pack_e4m3(v[0] * factor, v[1] * factor, v[2] * factor, v[3] * factor);
+        }
+    }
+}
+
+// Puts the transposed image together, all of it once the threads have met.
+__device__ __forceinline__ void stage(Shared &shared, const Features<u32> &codes, Place place) {
+#pragma unroll
+    for (int s = 0; s < SPANS; s++) {
+#pragma unroll
+        for (int k = 0; k < VECTOR; k++) {
+            // After `rotate`, columns and the features of a vector have traded places.
+            const int group = COLUMNS * s + (HADAMARD ? k : place.column);
+            shared.word(place.quad(), group, HADAMARD ? place.column : k) = codes[s][k];
+        }
+    }
+}
+
+__device__ __forceinline__ void store_transposed(u8 *block, const Shared &shared) {
+    constexpr int GROUP_CHUNKS = DIM_GROUP * BLOCK_TOKENS / CHUNK;
+    const int group = threadIdx.x / GROUP_CHUNKS, chunk = threadIdx.x % GROUP_CHUNKS;
+#pragma unroll
+    for (int first = 0; first < HEAD_DIM / DIM_GROUP; first += THREADS / GROUP_CHUNKS) {
+        const uint4 *staged = (const uint4 *)shared.staged[first + group];
+        ((uint4 *)block)[first * GROUP_CHUNKS + threadIdx.x] = staged[chunk];
+    }
+}
+
+// Turns four words, whose bytes are tokens, into words of four features for each token.
+__device__ __forceinline__ void transpose_bytes(u32 (&words)[4]) {
+    const u32 a = __byte_perm(words[0], words[1], 0x5140), b = __byte_perm(words[2], words[3], 0x5140);
+    const u32 c = __byte_perm(words[0], words[1], 0x7362), d = __byte_perm(words[2], words[3], 0x7362);
+    words[0] = __byte_perm(a, b, 0x5410);
+    words[1] = __byte_perm(a, b, 0x7632);
+    words[2] = __byte_perm(c, d, 0x5410);
+    words[3] = __byte_perm(c, d, 0x7632);
+}
+
+// Writes the row image: a thread takes four tokens and an eighth of their features, so that the 32
+// lanes write whole sectors and read one word of every bank.
+__device__ __forceinline__ void store_rows(u8 *block, Shared &shared) {
+    constexpr int PART = HEAD_DIM / (THREADS / QUADS);
+    const int quad = threadIdx.x % QUADS, part = threadIdx.x / QUADS;
+    u32 words[PART / 4][4];
+#pragma unroll
+    for (int w = 0; w < PART / 4; w++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int dim = 4 * w + k;
+            words[w][k] = shared.word(quad, part * (PART / DIM_GROUP) + dim / DIM_GROUP, dim % DIM_GROUP);
+        }
+        transpose_bytes(words[w]);
+    }
+#pragma unroll
+    for (int i = 0; i < TOKENS; i++) {
+        u8 *row = block + row_byte<HEAD_DIM>(quad_token(quad, i), part * PART);
+        if constexpr (PART == 16) *(uint4 *)row = make_uint4(words[0][i], words[1][i], words[2][i], words[3][i]);
+        if constexpr (PART == 8) *(uint2 *)row = make_uint2(words[0][i], words[1][i]);
+    }
+}
+
+// Lane m of four, which are 2 apart, holds values[i]; afterwards it holds in values[i] what lane i held
+// in values[m].
 __device__ __forceinline__ void transpose(float (&values)[4], int m) {
 #pragma unroll
     for (int bit = 1; bit <= 2; bit *= 2) {
@@ -374,49 +388,41 @@ __device__ __forceinline__ void transpose(float (&values)[4], int m) {
 
 // D = rowsum(x_hat * o) of the block's tokens, added in the order of the CPU's `lane_sum`: 16 sums
 // over every sixteenth feature, in their order, then pairs of sums.
-__device__ __forceinline__ void store_row_sums(float *block, const RowCodes &codes, const uint4 (&output)[TOKENS][SPANS],
+__device__ __forceinline__ void store_row_sums(float *block, const Features<u32> &codes, const Raw &output,
                                                float scale, Place place) {
+    static_assert(!ROW_SUMS || !HADAMARD, "o is not rotated");
+    Features<Quad> o;
+    widen(o, output);
     // Lanes 2m and 2m + 1 hold the features of term m of every four terms, for all of their tokens.
     // They take token m instead, with all terms.
     const int m = place.column / 2;
     float sums[VECTOR];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float(&sum)[4] = (float(&)[4])sums[4 * half];
-#pragma unroll
-        for (int j = 0; j < 4; j++) sum[j] = 0.0f;
+    for (int k = 0; k < VECTOR; k++) {
+        sums[k] = 0.0f;
 #pragma unroll
         for (int s = 0; s < SPANS; s++) {
-            float terms[4][TOKENS];
+            Quad terms;
+            unpack_e4m3(codes[s][k], terms);
 #pragma unroll
-            for (int i = 0; i < TOKENS; i++) {
-                float x[4], o[4];
-                unpack_e4m3(half ? codes[i][s].y : codes[i][s].x, x);
-                widen(o[0], o[1], half ? output[i][s].z : output[i][s].x);
-                widen(o[2], o[3], half ? output[i][s].w : output[i][s].y);
+            for (int i = 0; i < TOKENS; i++) terms[i] = __fmul_rn(terms[i] * scale, o[s][k][i]);
+            transpose(terms, m);
 #pragma unroll
-                for (int j = 0; j < 4; j++) terms[j][i] = __fmul_rn(x[j] * scale, o[j]);
-            }
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                transpose(terms[j], m);
-#pragma unroll
-                for (int k = 0; k < 4; k++) sum[j] = __fadd_rn(sum[j], terms[j][k]);
-            }
+            for (int term = 0; term < 4; term++) sums[k] = __fadd_rn(sums[k], terms[term]);
         }
     }
 #pragma unroll
-    for (int j = 0; j < VECTOR; j++) sums[j] += __shfl_xor_sync(ALL_LANES, sums[j], 1);
+    for (int k = 0; k < VECTOR; k++) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], 1);
 #pragma unroll
     for (int width = VECTOR / 2; width >= 1; width /= 2) {
 #pragma unroll
-        for (int j = 0; j < width; j++) sums[j] += sums[j + width];
+        for (int k = 0; k < width; k++) sums[k] += sums[k + width];
     }
-    if (place.column % 2 == 0) block[place.token(m)] = sums[0];
+    if (place.column % 2 == 0) block[quad_token(place.quad(), m)] = sums[0];
 }
 
-// CTAs that an SM holds at least: warps whose loads hide one another's latency are worth more than
-// registers.
+// CTAs that an SM holds at least: warps whose loads hide one another's latency are worth registers, up to
+// here. With 12, and 80 registers for each thread, rotated rows take 9 % longer.
 constexpr int CTAS = HEAD_DIM == 128 ? 10 : 16;
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) quantise(const __grid_constant__ Parameters p) {
@@ -426,38 +432,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) quantise(const __gri
     if (rows.count <= 0) return;
 
     const Place place;
-    uint4 raw[TOKENS][SPANS];
+    Raw raw;
     load(raw, p.input + head * p.head_stride, p.token_stride, rows, place);
-    const bf16 *output = ROW_SUMS ? p.output + head * p.output_head_stride : nullptr;
+    const bf16 *output = p.output + head * p.output_head_stride;
     if constexpr (ROW_SUMS) prefetch(output, p.output_token_stride, rows, place);
 
-    Values<float> x;
-#pragma unroll
-    for (int i = 0; i < TOKENS; i++) {
-#pragma unroll
-        for (int s = 0; s < SPANS; s++) {
-            widen(x[i][s][0], x[i][s][1], raw[i][s].x);
-            widen(x[i][s][2], x[i][s][3], raw[i][s].y);
-            widen(x[i][s][4], x[i][s][5], raw[i][s].z);
-            widen(x[i][s][6], x[i][s][7], raw[i][s].w);
-        }
-    }
-    if constexpr (HADAMARD) rotate(x, place);
-    const BlockScale scale(block_amax(x, place));
-    divide(x, scale);
+    __shared__ Shared shared;
+    Features<Quad> x;
+    widen(x, raw);
+    if constexpr (HADAMARD) rotate(x, shared, place);
+    const BlockScale scale(block_amax(x, place) * NORM);
+    Features<u32> codes;
+    encode(codes, x, scale, rows, place);
 
-    const Overrides overrides(scale, rows, place);
     const u64 slot = (u64)head * p.slots + block * BLOCK_TOKENS;
     if (threadIdx.x == 0) {
         p.scales[slot / BLOCK_TOKENS] = scale.scale();
         p.folds[slot / BLOCK_TOKENS] = scale.fold();
     }
-    RowCodes codes;
-    if constexpr (ROW_IMAGE) {
-        encode_rows(codes, x, overrides);
-        store_rows(p.row_image + slot * HEAD_DIM, codes, place);
-    }
-    if constexpr (TRANSPOSED_IMAGE) store_transposed(p.transposed_image + slot * HEAD_DIM, x, overrides, place);
+    stage(shared, codes, place);
+    __syncthreads();
+    if constexpr (TRANSPOSED_IMAGE) store_transposed(p.transposed_image + slot * HEAD_DIM, shared);
+    if constexpr (ROW_IMAGE) store_rows(p.row_image + slot * HEAD_DIM, shared);
     if constexpr (ROW_SUMS) {
         load(raw, output, p.output_token_stride, rows, place);
         store_row_sums(p.row_sums + slot, codes, raw, scale.scale(), place);

@@ -15,6 +15,10 @@ pub const SOURCE: Source = Source {
     text: include_str!("quantise.cu"),
     headers: &[
         Header {
+            name: "block_scale.cuh",
+            text: include_str!("block_scale.cuh"),
+        },
+        Header {
             name: "e4m3.cuh",
             text: include_str!("e4m3.cuh"),
         },
@@ -25,6 +29,10 @@ pub const SOURCE: Source = Source {
         Header {
             name: "parameters.cuh",
             text: include_str!("parameters.cuh"),
+        },
+        Header {
+            name: "ptx.cuh",
+            text: include_str!("ptx.cuh"),
         },
     ],
 };
@@ -60,9 +68,10 @@ parameters! {
 /// What a launch makes of a tensor, beside its scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Forms {
-    /// The row image, for products over the head dimension.
+    /// The row image, for products over the head dimension: Q and K of a forward pass, V of a backward
+    /// pass.
     Row,
-    /// The transposed image, for products over tokens.
+    /// The transposed image, for products over tokens: V of a forward pass, Q and K of a backward pass.
     Transposed,
     /// Both.
     Both,
@@ -304,7 +313,8 @@ impl Quantiser {
 
     /// Quantises a tensor into `scratch`, whose size and parts [`Quantisation::layout`] tells, and
     /// returns the addresses. Waits for nothing, and can be captured: the grid depends on shapes
-    /// alone, and documents are read on the GPU.
+    /// alone, and documents are read on the GPU. Boundaries that no packed row has leave arbitrary codes,
+    /// and touch nothing else.
     ///
     /// # Errors
     /// A tensor or the scratch does not fit, or the driver refuses the launch.
@@ -314,7 +324,6 @@ impl Quantiser {
     ///   has run (in a graph: until the last replay has).
     /// - Until then the tensors, the boundaries and the scratch are valid memory of that GPU of the
     ///   size they claim, and nothing else writes what is read or touches the scratch.
-    /// - The boundaries start at 0, never decrease, and end at the number of rows.
     pub unsafe fn launch(
         &self,
         stream: Stream<'_>,
@@ -362,7 +371,7 @@ impl Quantiser {
             slots: number(padded.slots()),
         };
         let ctas = padded.heads() * padded.blocks();
-        if tokens > 0 && ctas > 0 {
+        if tokens > 0 && documents > 0 && ctas > 0 {
             let launch = Launch::linear(number(ctas).unsigned_abs(), THREADS);
             // SAFETY: the parameters are the kernel's, which the compiler compared field by field;
             // every address in them is the caller's, who vouches for the memory behind it, and the

@@ -138,6 +138,17 @@ pub enum ScratchError {
 }
 
 impl Scratch {
+    /// The first `bytes` of it, and the rest. Parts are of whole cache lines, which keeps the
+    /// alignment.
+    pub(crate) fn split(&self, bytes: usize) -> (Self, Self) {
+        let first = Self { bytes, ..*self };
+        let rest = Self {
+            address: self.address + bytes as u64,
+            bytes: self.bytes - bytes,
+        };
+        (first, rest)
+    }
+
     /// Checks it against what `what` needs.
     pub(crate) fn check(&self, what: &'static str, needed: usize) -> Result<(), ScratchError> {
         let Self { address, bytes } = *self;

@@ -1,8 +1,8 @@
 // Work lists and row tables from cu_seqlens on the device, without the host.
 //
 // Launches whose number the row length fixes: clear the header; expand (check the boundaries, place
-// every row, collect one key per item); sort_runs (a merge sort of RUN keys per CTA); and as many
-// merges of FAN_IN runs as it takes, the last of which writes the items.
+// every row, collect one key per item); sort_runs (RUN keys per CTA); and as many merges of FAN_IN
+// runs as it takes, the last of which writes the items.
 //
 // A key is (most work first, first row of the item). Rows are unique, so keys are: the order is
 // total, and it does not matter in which order the atomics of expand collected them. A row also
@@ -12,12 +12,10 @@
 // CU_SEQLEN is the type of a boundary, RUN and FAN_IN are the host's.
 constexpr u32 TILE = 128;
 constexpr u32 EXPAND_THREADS = 1024;
-constexpr u32 SORT_THREADS = 128;
 constexpr u32 MERGE_THREADS = 256;
-constexpr u32 KEYS_PER_THREAD = RUN / SORT_THREADS;
 constexpr u32 WARPS = EXPAND_THREADS / 32;
 constexpr u64 NO_KEY = ~0ull;
-static_assert(RUN % SORT_THREADS == 0 && (RUN & (RUN - 1)) == 0, "runs are powers of two");
+static_assert((RUN & (RUN - 1)) == 0 && RUN <= 1024, "a search halves a run, a CTA sorts one");
 static_assert(WARPS == 32, "one warp scans the counts of all");
 
 enum MaskKind { CAUSAL = 0, FULL = 1, WINDOW = 2 };
@@ -192,95 +190,64 @@ __device__ u32 key_count(const BuildParams& p, u32 pass) {
     return p.header->fault == 0 ? p.header->items[pass] : 0;
 }
 
-// How many of the first `diagonal` keys of the merged runs come from a.
-__device__ u32 split(const u64* a, const u64* b, u32 width, u32 diagonal) {
-    u32 low = diagonal > width ? diagonal - width : 0;
-    u32 high = min(diagonal, width);
-    while (low < high) {
-        const u32 middle = (low + high) / 2;
-        if (a[middle] < b[diagonal - 1 - middle]) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
-extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+extern "C" __global__ void __launch_bounds__(RUN)
 schedule_sort_runs(const __grid_constant__ BuildParams p) {
-    __shared__ u64 run[RUN];
+    __shared__ alignas(16) u64 run[RUN];
     const u32 pass = blockIdx.y;
     const u32 first = blockIdx.x * RUN;
     const u32 all = key_count(p, pass);
     if (first >= all) return;
-    const u32 count = min(RUN, all - first);
+    const bool present = first + threadIdx.x < all;
     u64* keys = p.keys[pass] + first;
-    for (u32 index = threadIdx.x; index < RUN; index += SORT_THREADS) {
-        run[index] = index < count ? keys[index] : NO_KEY;
-    }
+    const u64 key = present ? keys[threadIdx.x] : NO_KEY;
+    run[threadIdx.x] = key;
     __syncthreads();
 
-    // Each thread orders its own few keys, then runs are merged pairwise: a thread finds where its
-    // few keys of the result begin in the two runs, and merges from there.
-    u64 own[KEYS_PER_THREAD];
-    const u32 begin = threadIdx.x * KEYS_PER_THREAD;
-    for (u32 index = 0; index < KEYS_PER_THREAD; ++index) own[index] = run[begin + index];
-#pragma unroll
-    for (u32 round = 0; round < KEYS_PER_THREAD; ++round) {
-#pragma unroll
-        for (u32 index = round % 2; index + 1 < KEYS_PER_THREAD; index += 2) {
-            const u64 smaller = min(own[index], own[index + 1]);
-            own[index + 1] = max(own[index], own[index + 1]);
-            own[index] = smaller;
-        }
+    // In so short a run, counting the smaller keys is quicker than any exchange: every thread reads
+    // the same key at the same time, and none waits for another.
+    u32 smaller = 0;
+    for (u32 index = 0; index < RUN; index += 2) {
+        const ulonglong2 pair = *reinterpret_cast<const ulonglong2*>(&run[index]);
+        smaller += (pair.x < key) + (pair.y < key);
     }
-    for (u32 index = 0; index < KEYS_PER_THREAD; ++index) run[begin + index] = own[index];
-    __syncthreads();
-
-    for (u32 width = KEYS_PER_THREAD; width < count; width *= 2) {
-        const u32 diagonal = begin % (2 * width);
-        const u64* a = run + (begin - diagonal);
-        const u64* b = a + width;
-        u32 from_a = split(a, b, width, diagonal);
-        u32 from_b = diagonal - from_a;
-        for (u32 index = 0; index < KEYS_PER_THREAD; ++index) {
-            const bool take_a = from_b == width || (from_a < width && a[from_a] < b[from_b]);
-            own[index] = take_a ? a[from_a++] : b[from_b++];
-        }
-        __syncthreads();
-        for (u32 index = 0; index < KEYS_PER_THREAD; ++index) run[begin + index] = own[index];
-        __syncthreads();
-    }
-    for (u32 index = threadIdx.x; index < count; index += SORT_THREADS) keys[index] = run[index];
+    if (present) keys[smaller] = key;
 }
 
-// Where the key at `index` lands among the FAN_IN runs of `run_len` keys around it: its place in
-// its own run, and in every other run the number of keys before it. The searches of eight runs go
-// on side by side, since each step waits for memory.
+// Where the key at `index` lands among the FAN_IN runs of `run_len` keys around it: the number of
+// keys before it in each of them, its own included. The searches of eight runs go on side by side,
+// with all their loads under way at once, since each step waits for memory.
 __device__ u32 destination(const u64* keys, u32 count, u32 index, u32 run_len) {
     constexpr u32 SIDE_BY_SIDE = 8;
     const u64 key = keys[index];
-    const u32 own_run = index / run_len;
-    const u32 first_run = own_run / FAN_IN * FAN_IN;
+    const u32 first_run = index / run_len / FAN_IN * FAN_IN;
     const u32 past_run = min(first_run + FAN_IN, (count + run_len - 1) / run_len);
-    u32 place = first_run * run_len + index % run_len;
+    if (past_run - first_run == 1) return index;
+    u32 place = first_run * run_len;
     for (u32 base = first_run; base < past_run; base += SIDE_BY_SIDE) {
-        u32 before[SIDE_BY_SIDE];
+        u32 start[SIDE_BY_SIDE], len[SIDE_BY_SIDE], before[SIDE_BY_SIDE];
 #pragma unroll
-        for (u32 side = 0; side < SIDE_BY_SIDE; ++side) before[side] = 0;
+        for (u32 side = 0; side < SIDE_BY_SIDE; ++side) {
+            // Past the last run, once more the last one: a load that is there to be made.
+            start[side] = min(base + side, past_run - 1) * run_len;
+            len[side] = min(run_len, count - start[side]);
+            before[side] = 0;
+        }
         for (u32 step = run_len; step > 0; step /= 2) {
+            u64 probed[SIDE_BY_SIDE];
 #pragma unroll
             for (u32 side = 0; side < SIDE_BY_SIDE; ++side) {
-                const u32 other = base + side;
-                if (other >= past_run || other == own_run) continue;
-                const u32 len = min(run_len, count - other * run_len);
+                probed[side] = keys[start[side] + min(before[side] + step, len[side]) - 1];
+            }
+#pragma unroll
+            for (u32 side = 0; side < SIDE_BY_SIDE; ++side) {
                 const u32 probe = before[side] + step;
-                if (probe <= len && keys[other * run_len + probe - 1] < key) before[side] = probe;
+                if (probe <= len[side] && probed[side] < key) before[side] = probe;
             }
         }
 #pragma unroll
-        for (u32 side = 0; side < SIDE_BY_SIDE; ++side) place += before[side];
+        for (u32 side = 0; side < SIDE_BY_SIDE; ++side) {
+            if (base + side < past_run) place += before[side];
+        }
     }
     return place;
 }
@@ -300,17 +267,21 @@ __device__ void empty_schedule(const BuildParams& p, u32 row) {
     }
 }
 
+__device__ void choose_acquisition(const BuildParams& p) {
+    const u64 longest = p.header->longest;
+    const bool skewed = p.total > 0 && longest * p.header->documents >= 4ull * p.total;
+    p.header->dynamic = p.mask != FULL || skewed;
+}
+
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
 schedule_merge(const __grid_constant__ BuildParams p, u32 run_len, u32 from_spare, u32 last) {
     const u32 pass = blockIdx.y;
     const u32 index = blockIdx.x * MERGE_THREADS + threadIdx.x;
-    const bool sound = p.header->fault == 0;
-    if (last && pass == FORWARD && !sound) empty_schedule(p, index);
-    if (last && pass == FORWARD && sound && index == 0) {
-        const bool skewed = p.total > 0 && u64(p.header->longest) * p.header->documents >= 4ull * p.total;
-        p.header->dynamic = p.mask != FULL || skewed;
+    if (p.header->fault != 0) {
+        if (last && pass == FORWARD) empty_schedule(p, index);
+        return;
     }
-    if (!sound) return;
+    if (last && pass == FORWARD && index == 0) choose_acquisition(p);
 
     const u32 count = p.header->items[pass];
     if (index >= count) return;

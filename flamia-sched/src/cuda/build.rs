@@ -1,13 +1,14 @@
 //! The launches that build a schedule.
 
-use flamia_cuda::{Arch, BuildError, Gpu, GpuError, Kernel, Launch, Program, Source, Stream};
+use flamia_cuda::{BuildError, Gpu, GpuError, Kernel, Launch, Source, Stream};
 
 use super::layout::{FAN_IN, RUN, ScheduleLayout};
 use super::{SCHEDULE_HEADER, schedule_defines};
 use crate::work::Tiling;
 use crate::{DocumentsError, Mask};
 
-const BUILD: Source = Source {
+/// The kernels' source.
+pub const SOURCE: Source = Source {
     name: "flamia-sched/src/cuda/build.cu",
     text: include_str!("build.cu"),
     headers: &[SCHEDULE_HEADER],
@@ -16,7 +17,6 @@ const BUILD: Source = Source {
 /// Threads of a CTA, as `build.cu` has them.
 const CLEAR_THREADS: u32 = 32;
 const EXPAND_THREADS: u32 = 1024;
-const SORT_THREADS: u32 = 128;
 const MERGE_THREADS: u32 = 256;
 
 /// Passes that are scheduled: the second dimension of the sorting grids.
@@ -42,44 +42,18 @@ impl Boundary {
         }
     }
 
-    /// The program for boundaries of this type, for whoever compiles it without a GPU.
-    pub fn program(self, arch: Arch) -> OwnedProgram {
-        OwnedProgram {
-            defines: defines(self),
-            arch,
-        }
+    /// The macros that [`SOURCE`] is compiled with.
+    pub fn defines(self) -> Vec<(&'static str, String)> {
+        let params = size_of::<BuildParams>();
+        let mut defines = schedule_defines();
+        defines.extend([
+            ("HOST_SIZEOF_BUILD_PARAMS", params.to_string()),
+            ("CU_SEQLEN", self.device_type().to_owned()),
+            ("RUN", RUN.to_string()),
+            ("FAN_IN", FAN_IN.to_string()),
+        ]);
+        defines
     }
-}
-
-/// A program with the macros that it owns.
-pub struct OwnedProgram {
-    defines: Vec<(&'static str, String)>,
-    arch: Arch,
-}
-
-impl OwnedProgram {
-    /// What the compiler takes.
-    pub fn as_program(&self) -> Program<'_> {
-        Program {
-            source: &BUILD,
-            defines: &self.defines,
-            arch: self.arch,
-        }
-    }
-}
-
-fn defines(boundary: Boundary) -> Vec<(&'static str, String)> {
-    let mut defines = schedule_defines();
-    defines.extend([
-        (
-            "HOST_SIZEOF_BUILD_PARAMS",
-            size_of::<BuildParams>().to_string(),
-        ),
-        ("CU_SEQLEN", boundary.device_type().to_owned()),
-        ("RUN", RUN.to_string()),
-        ("FAN_IN", FAN_IN.to_string()),
-    ]);
-    defines
 }
 
 /// The parameters of every kernel, as `build.cu` has them.
@@ -168,7 +142,7 @@ impl ScheduleKernels {
     /// # Errors
     /// There is no compiler, or the GPU does not take its code.
     pub fn new(gpu: &Gpu, boundary: Boundary) -> Result<Self, BuildError> {
-        let module = gpu.compile(&BUILD, &defines(boundary))?;
+        let module = gpu.compile(&SOURCE, &boundary.defines())?;
         let kernel = |name| module.kernel(name);
         Ok(Self {
             clear: kernel("schedule_clear")?,
@@ -239,8 +213,8 @@ impl ScheduleKernels {
             merge,
         } = self;
         let expanded = total.max(call.entries);
-        let over_passes = |keys_per_cta: usize, threads| Launch {
-            grid: [ctas(total, keys_per_cta), PASSES, 1],
+        let over_passes = |ctas, threads| Launch {
+            grid: [ctas, PASSES, 1],
             block: [threads, 1, 1],
             shared: 0,
         };
@@ -254,9 +228,9 @@ impl ScheduleKernels {
                 Launch::linear(expand_ctas, EXPAND_THREADS),
                 (params,),
             )?;
-            sort_runs.launch(stream, over_passes(RUN, SORT_THREADS), (params,))?;
+            sort_runs.launch(stream, over_passes(ctas(total, RUN), RUN as u32), (params,))?;
             for (round, (run, last)) in layout.merges().enumerate() {
-                let launch = over_passes(MERGE_THREADS as usize, MERGE_THREADS);
+                let launch = over_passes(ctas(total, MERGE_THREADS as usize), MERGE_THREADS);
                 let from_spare = (round % 2) as u32;
                 merge.launch(
                     stream,

@@ -1,6 +1,6 @@
 //! What the host can read of a schedule that a GPU built.
 
-use crate::work::{Acquisition, WorkItem};
+use crate::work::{Acquisition, Pass, WorkItem};
 use crate::{Documents, DocumentsError, Mask};
 
 /// The first bytes of a schedule, as `schedule.cuh` has them.
@@ -14,7 +14,8 @@ pub struct ScheduleHeader {
     longest: u32,
     items: [u32; 2],
     dynamic: u32,
-    reserved: [u32; 5],
+    counters: [u32; 2],
+    reserved: [u32; 3],
 }
 
 /// What there is to do in a packed row.
@@ -28,7 +29,8 @@ pub struct ScheduleSummary {
     pub forward_items: usize,
     /// Items of the backward pass.
     pub backward_items: usize,
-    /// How the forward pass gets at its positions.
+    /// How the forward pass gets at its positions if all heads are in one section; see
+    /// [`HeadSections::acquisition`](crate::work::HeadSections::acquisition).
     pub acquisition: Acquisition,
 }
 
@@ -46,6 +48,17 @@ impl ScheduleSummary {
 }
 
 impl ScheduleHeader {
+    /// Byte offset of the counter that a pass's kernels acquire positions from. Zero after the
+    /// construction, and again after every launch: launches of one pass that share a schedule run
+    /// one after another.
+    pub const fn counter_offset(pass: Pass) -> usize {
+        let index = match pass {
+            Pass::Forward => 0,
+            Pass::Backward => 1,
+        };
+        std::mem::offset_of!(ScheduleHeader, counters) + index * size_of::<u32>()
+    }
+
     /// What there is to do in a packed row of `total` rows.
     ///
     /// # Errors

@@ -4,11 +4,11 @@ use crate::cuda::header::ScheduleHeader;
 use crate::work::WorkItem;
 use crate::{DocumentsError, RowPlace, TILE, TileBounds};
 
-/// Keys that one CTA sorts.
-pub(super) const RUN: usize = 512;
+/// Keys that one CTA sorts, one a thread.
+pub(super) const RUN: usize = 256;
 
 /// Sorted runs that one launch merges.
-pub(super) const FAN_IN: usize = 16;
+pub(super) const FAN_IN: usize = 32;
 
 /// Bytes of alignment that every part starts at, and that the buffer must have.
 pub const ALIGN: usize = 256;
@@ -126,7 +126,7 @@ mod tests {
             merges(RUN * FAN_IN + 1),
             [(RUN, false), (RUN * FAN_IN, true)]
         );
-        assert_eq!(merges(i32::MAX as usize).len(), 6);
+        assert_eq!(merges(i32::MAX as usize).len(), 5);
         assert_eq!(ScheduleLayout::new(131_072).unwrap().launches(), 5);
     }
 }

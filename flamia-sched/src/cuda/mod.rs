@@ -15,7 +15,7 @@ mod header;
 mod layout;
 mod schedule;
 
-pub use build::{Boundary, BuildCall, OwnedProgram, ScheduleError, ScheduleKernels};
+pub use build::{Boundary, BuildCall, SOURCE, ScheduleError, ScheduleKernels};
 pub use header::{ScheduleHeader, ScheduleSummary};
 pub use layout::{ALIGN, ScheduleLayout};
 pub use schedule::{DeviceSchedule, HostSchedule};
@@ -25,6 +25,13 @@ pub use schedule::{DeviceSchedule, HostSchedule};
 pub const SCHEDULE_HEADER: flamia_cuda::Header = flamia_cuda::Header {
     name: "schedule.cuh",
     text: include_str!("schedule.cuh"),
+};
+
+/// Dynamic acquisition by Cluster Launch Control, for kernels of sm_100 and later. Compiled, and never
+/// yet run: includes [`SCHEDULE_HEADER`].
+pub const CLAIM_HEADER: flamia_cuda::Header = flamia_cuda::Header {
+    name: "claim.cuh",
+    text: include_str!("claim.cuh"),
 };
 
 /// The macros that [`SCHEDULE_HEADER`] checks its structures with.

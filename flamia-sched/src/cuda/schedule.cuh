@@ -38,8 +38,9 @@ struct ScheduleHeader {
     u32 documents;       // that are not empty
     u32 longest;         // rows of the longest one
     u32 items[PASSES];
-    u32 dynamic;         // whether forward positions are to be acquired dynamically
-    u32 reserved[5];
+    u32 dynamic;         // whether forward positions are acquired dynamically even in one section
+    u32 counters[PASSES];  // for acquire_position(), by the launches of one pass one after another
+    u32 reserved[3];
 };
 
 static_assert(sizeof(WorkItem) == HOST_SIZEOF_WORK_ITEM, "host and device disagree");
@@ -67,6 +68,12 @@ __device__ inline Assignment assignment_at(u32 position, u32 items, HeadSections
     const u32 within = position - first_head * items;
     const u32 width = min(order.per_section, order.heads - first_head);
     return {within / width, first_head + within % width};
+}
+
+// Whether positions are acquired dynamically: alternation evens out one falling order only, and
+// every section starts again with its longest item.
+__device__ inline bool acquires_dynamically(const ScheduleHeader* header, HeadSections order) {
+    return header->dynamic != 0 || order.per_section < order.heads;
 }
 
 // Static assignment to a persistent grid: every other run of positions backwards.

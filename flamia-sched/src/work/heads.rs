@@ -2,6 +2,8 @@
 
 use std::num::NonZero;
 
+use super::Acquisition;
+
 /// Heads in sections: all items of a section's heads come before the next section.
 ///
 /// Position by position: sections; in a section the items, longest first; for an item the heads of
@@ -57,6 +59,17 @@ impl HeadSections {
     /// Heads of a section.
     pub fn per_section(&self) -> usize {
         self.per_section.get()
+    }
+
+    /// How CTAs get at positions in this order, if they would do so with one section. Every section
+    /// starts again with its longest item, and the alternating assignment evens out one falling
+    /// order only: a CTA can get the longest items of many sections.
+    pub fn acquisition(&self, in_one_section: Acquisition) -> Acquisition {
+        if self.per_section < self.heads {
+            Acquisition::Dynamic
+        } else {
+            in_one_section
+        }
     }
 
     /// Positions of a schedule with so many items.

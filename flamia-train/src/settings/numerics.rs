@@ -23,6 +23,7 @@ impl KernelSettings {
         let auto = if self.exact { plain.exact() } else { plain };
         Options {
             profile: self.profile.0,
+            backend: self.backend.0,
             hadamard: self.hadamard.0,
             // What does not fit is out of range, and refused as that.
             c: i32::try_from(self.c).unwrap_or(i32::MAX),

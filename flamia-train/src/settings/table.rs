@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use flamia_kernels::{
-    DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard, OperandScales, Path, Profile,
-    ValueScales,
+    Backend, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard, OperandScales, Path,
+    Profile, ValueScales,
 };
 use serde::{Deserialize, Serialize};
 
@@ -120,8 +120,14 @@ settings_table! {
     kernel: KernelSettings, "Attention numerics" {
         /// How operand scales are applied, as on Blackwell (block-scaled) or as on Hopper.
         ///
-        /// hopper goes with attention mxfp8 and with none of the exact options.
-        profile: Named<Profile> = Named(Profile::BlockScaled);
+        /// auto is hopper where a Hopper GPU's kernels compute, block-scaled elsewhere. hopper goes
+        /// with attention mxfp8 and with none of the exact options.
+        profile: Named<Profile> = Named(Profile::Auto);
+        /// Who computes attention when the model is on a GPU: its kernels (auto) or the host.
+        ///
+        /// Kernels there are for mxfp8 on Hopper, head dimension 64 or 128; auto refuses the rest. The
+        /// host is the reference, and slow.
+        backend: Named<Backend> = Named(Backend::Auto);
         /// A sliding window: how many keys a query sees, its own included; 0 for all before it.
         window: usize = 0;
         /// Rotate Q and K by the Hadamard transform before quantising them.

@@ -37,7 +37,8 @@ optim.beta2 | --optim-beta2 | FLAMIA_OPTIM_BETA2 | 0.95 | 0.99 | 0.99
 optim.eps | --optim-eps | FLAMIA_OPTIM_EPS | 1e-8 | 1e-6 | 1e-6
 optim.weight_decay | --optim-weight-decay | FLAMIA_OPTIM_WEIGHT_DECAY | 0.1 | 0 | 0.0
 optim.clip | --optim-clip | FLAMIA_OPTIM_CLIP | 1.0 | 0.5 | 0.5
-kernel.profile | --kernel-profile | FLAMIA_KERNEL_PROFILE | block-scaled | hopper | 'hopper'
+kernel.profile | --kernel-profile | FLAMIA_KERNEL_PROFILE | auto | hopper | 'hopper'
+kernel.backend | --kernel-backend | FLAMIA_KERNEL_BACKEND | auto | host | 'host'
 kernel.window | --kernel-window | FLAMIA_KERNEL_WINDOW | 0 | 64 | 64
 kernel.hadamard | --kernel-hadamard | FLAMIA_KERNEL_HADAMARD | auto | off | 'off'
 kernel.exact | --kernel-exact | FLAMIA_KERNEL_EXACT | false | true | true

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::compiler::{self, Compiler, CompilerError};
 use crate::cuda::Driver;
+use crate::nvrtc;
 use crate::pip::PipError;
 use crate::process::say;
 use crate::python::PythonError;
@@ -104,6 +105,11 @@ pub enum SetUpError {
         .folder.display()
     )]
     DoesNotLoad { folder: PathBuf, output: String },
+    #[error(
+        "pip reported success, and there is no NVRTC in {}\n  To mend it: run the same command again; if it fails again, install NVRTC 13.0 yourself and set {} to its folder",
+        .folder.display(), nvrtc::SETTING
+    )]
+    NoNvrtc { folder: PathBuf },
 }
 
 /// `1.3 GB`.
@@ -114,12 +120,14 @@ pub fn gigabytes(bytes: u64) -> String {
 /// A machine that is ready to build what links libtorch.
 pub struct Ready {
     pub libtorch: Libtorch,
+    /// Where NVRTC is, unless that goes without saying.
+    nvrtc: Option<PathBuf>,
     compiler: Compiler,
 }
 
 impl Ready {
-    /// The environment variables that make cargo build against this libtorch: what to set, and
-    /// what to remove because it would overrule LIBTORCH.
+    /// The environment variables that make cargo build against this libtorch, and that programs
+    /// find NVRTC by: what to set, and what to remove because it would overrule LIBTORCH.
     ///
     /// They are the same from run to run, since a change has torch-sys built again.
     pub fn variables(&self) -> (Vec<(&'static str, String)>, &'static [&'static str]) {
@@ -129,6 +137,9 @@ impl Ready {
         ];
         if self.compiler.needs_cxx {
             set.push(("CXX", self.compiler.command.clone()));
+        }
+        if let Some(nvrtc) = &self.nvrtc {
+            set.push((nvrtc::SETTING, nvrtc.display().to_string()));
         }
         (
             set,
@@ -146,7 +157,8 @@ impl Ready {
     }
 }
 
-/// Finds libtorch, or installs it. Nothing is asked of the network where one is found.
+/// Finds libtorch and NVRTC, or installs them. Nothing is asked of the network where
+/// they are found.
 pub fn set_up(here: &Surroundings) -> Result<Ready, SetUpError> {
     // Before what may be a long download.
     let compiler = compiler::find(here)?;
@@ -164,7 +176,12 @@ pub fn set_up(here: &Surroundings) -> Result<Ready, SetUpError> {
         libtorch.described(),
         here.shown(&libtorch.folder)
     ));
-    Ok(Ready { libtorch, compiler })
+    let nvrtc = nvrtc::set_up(here, &libtorch.folder);
+    Ok(Ready {
+        libtorch,
+        nvrtc,
+        compiler,
+    })
 }
 
 #[cfg(test)]
@@ -206,6 +223,7 @@ mod tests {
         let here = machine.here_with(&[
             ("LIBTORCH", &torch),
             ("LIBTORCH_USE_PYTORCH", std::path::Path::new("1")),
+            ("FLAMIA_NVRTC", &machine.path("nvrtc")),
         ]);
         let ready = set_up(&here).unwrap();
         let mut command = here.command("cargo");
@@ -220,5 +238,9 @@ mod tests {
         assert_eq!(value("LIBTORCH_CXX11_ABI"), Some("1".into()));
         assert_eq!(value("CXX"), Some("g++".into()));
         assert_eq!(value("LIBTORCH_USE_PYTORCH"), None);
+        assert_eq!(
+            value("FLAMIA_NVRTC"),
+            Some(machine.path("nvrtc").into_os_string())
+        );
     }
 }

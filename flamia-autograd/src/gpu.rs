@@ -1,0 +1,363 @@
+//! Attention on tensors that lie on a GPU: the kernels, with torch's memory and torch's streams.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use flamia_cuda::{Gpu, GpuError, Stream};
+use flamia_kernels::cuda::call::{CallError, CallShape, CallTensors, ForwardPlan, Kernels};
+use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
+use flamia_kernels::{Options, Profile, Stats};
+use flamia_sched::Documents;
+use half::bf16;
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::attention::backward_on_host;
+use crate::cuda::{CurrentStreamError, current_stream};
+use crate::error::FunctionError;
+use crate::function::{BackwardContext, ForwardContext, Function};
+
+/// Why a GPU did not compute a call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuCallError {
+    /// What the kernels do not compute, or refuse.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The GPU cannot be used.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// torch's stream is not to be had.
+    #[error(transparent)]
+    Stream(#[from] CurrentStreamError),
+    /// torch refuses a tensor.
+    #[error(transparent)]
+    Torch(#[from] TchError),
+    /// Tensors that lie on no GPU.
+    #[error("q is on {device:?}: this call is for tensors on a GPU")]
+    NoGpu {
+        /// The device of Q.
+        device: Device,
+    },
+    /// An operand that is not what kernels read.
+    #[error("{tensor} is {found}: give BFloat16 of shape [rows, heads, head_dim] on {device:?}")]
+    Operand {
+        /// `q`, `k` or `v`.
+        tensor: &'static str,
+        /// Kind, shape and device.
+        found: String,
+        /// The device of Q.
+        device: Device,
+    },
+    /// Boundaries that are not what kernels read.
+    #[error(
+        "cu_seqlens is {found}: give a contiguous one-dimensional Int tensor on {device:?}, with an \
+         entry more than documents"
+    )]
+    Boundaries {
+        /// Kind, shape and device.
+        found: String,
+        /// The device of Q.
+        device: Device,
+    },
+}
+
+/// O and LSE of packed documents, computed on the GPU that the tensors lie on.
+///
+/// `q` is `[rows, heads, head_dim]`, `k` and `v` are `[rows, kv_heads, head_dim]`, all BF16, with any
+/// strides that keep rows aligned to 16 bytes; `cu_seqlens` is `[documents + 1]`, Int, on the same
+/// GPU, and may end in repetitions of `rows`. O has the shape of `q`; LSE is `[heads, rows]`, Float,
+/// natural logarithms.
+///
+/// Nothing waits for the GPU, and all of it can be captured in a CUDA graph: the host never learns
+/// where documents end. Not differentiable: see [`attention`](crate::attention()).
+///
+/// Boundaries that no packed row has leave O and LSE undefined; [`Documents::from_cu_seqlens`] says
+/// of a copy on the host what is wrong with it.
+///
+/// # Errors
+/// See [`GpuCallError`]; nothing is computed then.
+pub fn attention_forward(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    cu_seqlens: &Tensor,
+    options: &Options,
+) -> Result<(Tensor, Tensor), GpuCallError> {
+    let device = q.device();
+    let size = cu_seqlens.size();
+    if (cu_seqlens.device(), cu_seqlens.kind()) != (device, Kind::Int)
+        || !matches!(size[..], [entries] if entries >= 2)
+        || !cu_seqlens.is_contiguous()
+    {
+        let (kind, on) = (cu_seqlens.kind(), cu_seqlens.device());
+        return Err(GpuCallError::Boundaries {
+            found: format!("{kind:?} of shape {size:?} on {on:?}"),
+            device,
+        });
+    }
+    let gpu = Place::of(device)?;
+    let plan = gpu.kernels.plan(
+        CallShape {
+            documents: size[0] as usize - 1,
+            ..shape(q, k)
+        },
+        &native(options),
+    )?;
+    let schedule = gpu.build_schedule(&plan, cu_seqlens)?;
+    gpu.launch(&plan, [q, k, v], cu_seqlens, &schedule)
+}
+
+/// The same for documents that the host has. Their schedule is kept for the next call with the same
+/// documents and options on the same stream, so that the layers of a model share it.
+fn attention_forward_of(
+    documents: &Documents,
+    [q, k, v]: [&Tensor; 3],
+    options: &Options,
+) -> Result<(Tensor, Tensor), GpuCallError> {
+    /// What was scheduled last, and for whom.
+    struct Last {
+        documents: Documents,
+        options: Options,
+        shape: CallShape,
+        boundaries: Tensor,
+        schedule: Tensor,
+    }
+    /// By stream. Never dropped: at the end of the process torch's allocator is gone first.
+    static LAST: OnceLock<Mutex<HashMap<usize, Last>>> = OnceLock::new();
+
+    let device = q.device();
+    let gpu = Place::of(device)?;
+    let options = native(options);
+    let shape = CallShape {
+        documents: documents.len(),
+        ..shape(q, k)
+    };
+    let plan = gpu.kernels.plan(shape, &options)?;
+    let mut last = LAST
+        .get_or_init(Mutex::default)
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let stream = gpu.stream.as_raw() as usize;
+    let known = last.get(&stream).is_some_and(|last| {
+        last.boundaries.device() == device
+            && last.shape == shape
+            && last.options == options
+            && last.documents == *documents
+    });
+    if !known {
+        let boundaries = Tensor::f_from_slice(documents.cu_seqlens())?.f_to_device(device)?;
+        let scheduled = Last {
+            schedule: gpu.build_schedule(&plan, &boundaries)?,
+            documents: documents.clone(),
+            options,
+            shape,
+            boundaries,
+        };
+        last.insert(stream, scheduled);
+    }
+    let last = &last[&stream];
+    gpu.launch(&plan, [q, k, v], &last.boundaries, &last.schedule)
+}
+
+/// On a GPU the profile of its own arithmetic is meant where none is named.
+fn native(options: &Options) -> Options {
+    let mut options = *options;
+    if options.profile == Profile::Auto {
+        options.profile = Profile::Hopper;
+    }
+    options
+}
+
+/// Attention of BF16 tensors on a GPU: forward there, backward on the host, until its kernel exists.
+pub(crate) struct GpuAttention {
+    pub documents: Documents,
+    pub options: Options,
+    pub stats: Option<Arc<Stats>>,
+}
+
+impl Function for GpuAttention {
+    fn name(&self) -> Cow<'static, str> {
+        format!("{} attention", self.options.path).into()
+    }
+
+    fn forward(
+        &mut self,
+        ctx: &mut ForwardContext,
+        inputs: &[Option<&Tensor>],
+    ) -> Result<Vec<Tensor>, FunctionError> {
+        let [q, k, v] = [0, 1, 2].map(|i| inputs[i].expect("attention passes q, k and v"));
+        let (rows_q, rows_k, rows_v) = (aligned_rows(q)?, aligned_rows(k)?, aligned_rows(v)?);
+        let rows = [&rows_q, &rows_k, &rows_v];
+        let (o, lse) = attention_forward_of(&self.documents, rows, &self.options)
+            .map_err(FunctionError::custom)?;
+        let o = o.f_view(&q.size()[..])?;
+        ctx.save_for_backward(&[q, k, v, &o, &lse]);
+        Ok(vec![o])
+    }
+
+    fn backward(
+        &self,
+        ctx: &BackwardContext,
+        grads: &[Option<Tensor>],
+    ) -> Result<Vec<Option<Tensor>>, FunctionError> {
+        let lse = Vec::try_from(&ctx.saved()[4].f_flatten(0, -1)?.f_to_device(Device::Cpu)?)?;
+        let options = native(&self.options);
+        backward_on_host::<bf16>(
+            ctx,
+            grads,
+            &lse,
+            &self.documents,
+            &options,
+            self.stats.as_deref(),
+        )
+    }
+}
+
+/// The tensor as `[rows, heads, head_dim]`, copied only where its rows do not start at multiples of 16
+/// bytes.
+fn aligned_rows(tensor: &Tensor) -> Result<Tensor, TchError> {
+    let size = tensor.size();
+    let [.., heads, head_dim] = size[..] else {
+        return Ok(tensor.shallow_clone());
+    };
+    let rows = tensor.detach().f_reshape([-1, heads, head_dim])?;
+    let strides = rows.stride();
+    let vector = 8;
+    let is_aligned = strides[2] == 1
+        && strides[..2].iter().all(|stride| stride % vector == 0)
+        && address(&rows).is_multiple_of(16);
+    if is_aligned {
+        Ok(rows)
+    } else {
+        rows.f_contiguous()
+    }
+}
+
+/// The shape of a call, but for its documents. A dimension that is not there is 0: nothing is planned
+/// for that.
+fn shape(q: &Tensor, k: &Tensor) -> CallShape {
+    let size = |tensor: &Tensor, i: usize| tensor.size().get(i).map_or(0, |&size| size as usize);
+    CallShape {
+        tokens: size(q, 0),
+        documents: 0,
+        heads: size(q, 1),
+        kv_heads: size(k, 1),
+        head_dim: size(q, 2),
+    }
+}
+
+fn device_tensor(name: &'static str, tensor: &Tensor) -> DeviceTensor {
+    let three = |sizes: Vec<i64>| [0, 1, 2].map(|i| sizes.get(i).map_or(0, |&size| size as usize));
+    DeviceTensor {
+        name,
+        address: address(tensor),
+        shape: three(tensor.size()),
+        strides: three(tensor.stride()),
+    }
+}
+
+fn address(tensor: &Tensor) -> u64 {
+    tensor.data_ptr() as u64
+}
+
+/// A GPU as torch uses it now.
+struct Place {
+    device: Device,
+    kernels: Arc<Kernels>,
+    stream: Stream<'static>,
+}
+
+impl Place {
+    fn of(device: Device) -> Result<Self, GpuCallError> {
+        /// By ordinal; loaded for the rest of the process.
+        static LOADED: OnceLock<Mutex<HashMap<usize, Arc<Kernels>>>> = OnceLock::new();
+
+        let Device::Cuda(ordinal) = device else {
+            return Err(GpuCallError::NoGpu { device });
+        };
+        let mut loaded = LOADED
+            .get_or_init(Mutex::default)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let kernels = match loaded.get(&ordinal) {
+            Some(kernels) => Arc::clone(kernels),
+            None => {
+                let kernels = Arc::new(Kernels::new(Gpu::new(ordinal)?));
+                loaded.insert(ordinal, Arc::clone(&kernels));
+                kernels
+            }
+        };
+        Ok(Self {
+            device,
+            kernels,
+            stream: current_stream(ordinal)?,
+        })
+    }
+
+    /// Bytes from torch's allocator, which gives them to other work of the stream only after this
+    /// one's.
+    fn bytes(&self, count: usize) -> Result<Tensor, TchError> {
+        Tensor::f_empty([count as i64], (Kind::Uint8, self.device))
+    }
+
+    fn build_schedule(
+        &self,
+        plan: &ForwardPlan,
+        cu_seqlens: &Tensor,
+    ) -> Result<Tensor, GpuCallError> {
+        let schedule = self.bytes(plan.schedule_layout().bytes)?;
+        let (boundaries, buffer) = (address(cu_seqlens), address(&schedule));
+        // SAFETY: kernels are never unloaded; the boundaries are as many as the plan's, the buffer is
+        // of its size, and torch's allocator keeps both for this stream's work.
+        unsafe {
+            self.kernels
+                .build_schedule(self.stream, plan, boundaries, buffer)?
+        };
+        Ok(schedule)
+    }
+
+    fn launch(
+        &self,
+        plan: &ForwardPlan,
+        [q, k, v]: [&Tensor; 3],
+        cu_seqlens: &Tensor,
+        schedule: &Tensor,
+    ) -> Result<(Tensor, Tensor), GpuCallError> {
+        for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+            let found = (tensor.kind(), tensor.device());
+            if found != (Kind::BFloat16, self.device) || tensor.dim() != 3 {
+                return Err(GpuCallError::Operand {
+                    tensor: name,
+                    found: format!(
+                        "{:?} of shape {:?} on {:?}",
+                        found.0,
+                        tensor.size(),
+                        found.1
+                    ),
+                    device: self.device,
+                });
+            }
+        }
+        let CallShape { tokens, heads, .. } = *plan.shape();
+        let o = Tensor::f_empty(q.size(), (Kind::BFloat16, self.device))?;
+        let lse = Tensor::f_empty([heads as i64, tokens as i64], (Kind::Float, self.device))?;
+        let scratch = self.bytes(plan.scratch_bytes())?;
+        let tensors = CallTensors {
+            q: device_tensor("q", q),
+            k: device_tensor("k", k),
+            v: device_tensor("v", v),
+            o: device_tensor("o", &o),
+            lse: address(&lse),
+            cu_seqlens: address(cu_seqlens),
+        };
+        let scratch = Scratch {
+            address: address(&scratch),
+            bytes: plan.scratch_bytes(),
+        };
+        // SAFETY: as in `build_schedule`; the schedule is the plan's, and calls that share one are
+        // given to one stream.
+        unsafe { plan.launch(self.stream, &tensors, address(schedule), scratch)? };
+        Ok((o, lse))
+    }
+}

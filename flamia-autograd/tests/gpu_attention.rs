@@ -1,0 +1,175 @@
+//! Attention of tensors on a GPU against the reference on the host. `cargo test -- --ignored` on a
+//! machine with a Hopper GPU.
+
+use flamia_autograd::{attention, attention_forward, load_cuda};
+use flamia_kernels::{Backend, Mask, Options, Path, Profile};
+use flamia_sched::Documents;
+use tch::{Device, Kind, Tensor};
+
+const GPU: Device = Device::Cuda(0);
+
+fn options(mask: Mask) -> Options {
+    Options::new(Path::Mxfp8, mask)
+}
+
+/// The reference on the host, as the GPU multiplies.
+fn on_host(mask: Mask) -> Options {
+    Options {
+        profile: Profile::Hopper,
+        backend: Backend::Host,
+        ..options(mask)
+    }
+}
+
+fn normal(shape: &[i64], kind: Kind) -> Tensor {
+    Tensor::randn(shape, (Kind::Float, GPU)).to_kind(kind)
+}
+
+fn cosine(a: &Tensor, b: &Tensor) -> f64 {
+    let flat = |x: &Tensor| {
+        x.to_device(Device::Cpu)
+            .to_kind(Kind::Double)
+            .flatten(0, -1)
+    };
+    let (a, b) = (flat(a), flat(b));
+    (a.dot(&b) / (a.dot(&a) * b.dot(&b)).sqrt()).double_value(&[])
+}
+
+fn start() {
+    assert_eq!(load_cuda(), Ok(true));
+    tch::manual_seed(5);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn outputs_and_gradients_match_the_host() {
+    start();
+    let documents = Documents::from_lengths(&[300, 0, 1, 129, 70]).unwrap();
+    for (kind, head_dim, mask) in [
+        (Kind::BFloat16, 128, Mask::Causal),
+        (Kind::Float, 128, Mask::Full),
+        (Kind::BFloat16, 64, Mask::window(90)),
+    ] {
+        let leaf = |heads| {
+            // Values that BF16 holds, so that both sides read the same.
+            normal(&[500, heads, head_dim], Kind::BFloat16)
+                .to_kind(kind)
+                .set_requires_grad(true)
+        };
+        let (q, k, v) = (leaf(4), leaf(2), leaf(2));
+        let d_o = normal(&[500, 4, head_dim], Kind::BFloat16).to_kind(kind);
+        let run = |options: &Options| {
+            let inputs = [&q, &k, &v].map(|x| x.detach().set_requires_grad(true));
+            let [q, k, v] = &inputs;
+            let o = attention(q, k, v, &documents, options, None).unwrap();
+            assert_eq!((o.kind(), o.device()), (kind, GPU));
+            (&o * &d_o).sum(Kind::Float).f_backward().unwrap();
+            let [q, k, v] = inputs.map(|x| x.grad());
+            [o.detach(), q, k, v]
+        };
+        let (found, wanted) = (run(&options(mask)), run(&on_host(mask)));
+        for ((found, wanted), (name, least)) in found.iter().zip(&wanted).zip([
+            ("o", 0.99999),
+            ("dq", 0.9999),
+            ("dk", 0.9999),
+            ("dv", 0.9999),
+        ]) {
+            assert_eq!(found.kind(), kind);
+            let similarity = cosine(found, wanted);
+            assert!(similarity > least, "{name} {similarity} {kind:?} {mask}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn strides_batches_and_layers_do_not_show() {
+    start();
+    let documents = Documents::batched(3, 130).unwrap();
+    let fused = normal(&[3, 130, 8, 128], Kind::BFloat16);
+    let heads = |first, count| fused.narrow(2, first, count);
+    let (q, k, v) = (heads(0, 4), heads(4, 2), heads(6, 2));
+    let run = |q: &Tensor, k: &Tensor, v: &Tensor| {
+        attention(q, k, v, &documents, &options(Mask::Causal), None).unwrap()
+    };
+    let strided = run(&q, &k, &v);
+    assert_eq!(strided.size(), [3, 130, 4, 128]);
+    let contiguous = run(&q.contiguous(), &k.contiguous(), &v.contiguous());
+    assert!(strided.equal(&contiguous));
+    // Rows that no wide load can start at are copied.
+    let odd = Tensor::cat(&[&q, &q.narrow(3, 0, 1)], 3).narrow(3, 0, 128);
+    assert!(run(&odd, &k, &v).equal(&contiguous));
+    // The schedule is used again, and made anew for other documents.
+    let other = Documents::from_lengths(&[390]).unwrap();
+    let longer = attention(&q, &k, &v, &other, &options(Mask::Causal), None).unwrap();
+    assert!(!longer.equal(&contiguous));
+    assert!(run(&q, &k, &v).equal(&contiguous));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn boundaries_may_stay_on_the_gpu() {
+    start();
+    let documents = Documents::from_lengths(&[200, 33, 150]).unwrap();
+    let (q, k, v) = (
+        normal(&[383, 2, 128], Kind::BFloat16),
+        normal(&[383, 1, 128], Kind::BFloat16),
+        normal(&[383, 1, 128], Kind::BFloat16),
+    );
+    let mut cu_seqlens = documents.cu_seqlens().to_vec();
+    cu_seqlens.resize(9, 383);
+    let cu_seqlens = Tensor::from_slice(&cu_seqlens).to_device(GPU);
+    let options = options(Mask::Causal);
+    let (o, lse) = attention_forward(&q, &k, &v, &cu_seqlens, &options).unwrap();
+    assert_eq!((lse.size(), lse.kind()), (vec![2, 383], Kind::Float));
+    let wanted = attention(&q, &k, &v, &documents, &options, None).unwrap();
+    assert!(o.equal(&wanted));
+
+    let error = attention_forward(&q, &k, &v, &cu_seqlens.to_kind(Kind::Int64), &options)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("Int64") && error.contains("Int tensor"),
+        "{error}"
+    );
+    let error = attention_forward(&q.to_kind(Kind::Float), &k, &v, &cu_seqlens, &options)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("q is Float"), "{error}");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_there_is_no_kernel_for_is_refused_with_a_way_out() {
+    start();
+    let documents = Documents::single(40).unwrap();
+    let x = normal(&[40, 1, 96], Kind::BFloat16);
+    let refusal = |options: &Options| {
+        attention(&x, &x, &x, &documents, options, None)
+            .unwrap_err()
+            .to_string()
+    };
+    let path = refusal(&Options::new(Path::Nvfp4, Mask::Causal));
+    assert!(
+        path.contains("path `nvfp4`") && path.contains("backend = host"),
+        "{path}"
+    );
+    let head_dim = refusal(&options(Mask::Causal));
+    assert!(head_dim.contains("head dimension 96"), "{head_dim}");
+    for options in [
+        Options::new(Path::Reference, Mask::Causal),
+        Options {
+            backend: Backend::Host,
+            ..Options::new(Path::Nvfp4, Mask::Causal)
+        },
+    ] {
+        let o = attention(&x, &x, &x, &documents, &options, None).unwrap();
+        assert_eq!(o.device(), GPU);
+    }
+    let short = Documents::single(39).unwrap();
+    let y = normal(&[40, 1, 128], Kind::BFloat16);
+    let error = attention(&y, &y, &y, &short, &options(Mask::Causal), None)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("40 rows") && error.contains("39"), "{error}");
+}
