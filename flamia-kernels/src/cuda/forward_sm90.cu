@@ -18,7 +18,7 @@
 // Constants: HEAD_DIM (64 or 128), ITEM_ROWS (128 or 192), STAGES of the ring, and MASK, one of these.
 enum MaskKind { CAUSAL = 0, FULL = 1, WINDOW = 2 };
 
-constexpr int TILE = 128;   // keys
+constexpr int TILE = 128;  // keys
 constexpr int BLOCK = BLOCK_TOKENS;
 constexpr int GROUP_ROWS = 64;  // query rows of a warpgroup
 constexpr int WARP_ROWS = 16;
@@ -32,9 +32,10 @@ constexpr Swizzle ROW_SWIZZLE = swizzle_of_rows(HEAD_DIM);
 constexpr u32 WORDS = HEAD_DIM / 2;  // of a thread's output fragment
 constexpr float LN_2 = 0.693147180559945f;
 
+constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
+
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
 static_assert(ITEM_ROWS % GROUP_ROWS == 0 && WARPGROUPS >= 2 && WARPGROUPS <= 3, "register budget");
-constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
 static_assert(TILE / BLOCK == GROUPS, "the softmax works on whole tiles");
 
 // `Parameters` of forward.rs. Strides are in elements.
@@ -173,7 +174,7 @@ struct Producer {
     __device__ void run() {
         const HeadSections order = {p.heads, p.heads_per_section};
         const u32 items = p.header->items[FORWARD];
-        const bool dynamic = p.header->dynamic;
+        const bool dynamic = acquires_dynamically(p.header, order);
         const u32 positions = position_count(items, order);
         // A position is acquired while the one before it is loaded.
         u32 next = dynamic ? acquire(positions) : alternating_position(0);
@@ -271,7 +272,7 @@ struct VisibleGroups {
     }
 };
 
-// A warpgroup: 64 query rows, of which a thread holds two and a warp 16
+// A warpgroup: 64 query rows, 16 for each warp and two for each thread.
 
 struct Consumer {
     const Parameters& p;
