@@ -285,7 +285,9 @@ fn what_only_the_reference_computes_is_refused() {
         path.contains("path `nvfp4`") && path.contains("sm_90a"),
         "{path}"
     );
-    let profile = refusal(shape, Options::new(Path::Mxfp8, Mask::Causal));
+    let mut blackwell = options(Mask::Causal);
+    blackwell.profile = Profile::BlockScaled;
+    let profile = refusal(shape, blackwell);
     assert!(profile.contains("profile `block-scaled`"), "{profile}");
     let wide = CallShape {
         head_dim: 96,

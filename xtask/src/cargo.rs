@@ -199,7 +199,7 @@ fn report(what: &str, code: u8, start: Instant) -> anyhow::Result<ExitCode> {
 /// that need torch, and what is for GPUs.
 const ALL_FEATURES: [&str; 2] = [
     "--features",
-    "flamia-probe/torch,flamia-bench/torch,flamia-sched/cuda",
+    "flamia-probe/torch,flamia-bench/torch,flamia-sched/cuda,flamia-kernels/cuda",
 ];
 
 /// Cargo at the workspace's root.
@@ -312,7 +312,7 @@ mod tests {
         let libtorch = machine.path("lib torch").display().to_string();
         let wanted = [
             "--package xtask --package flamia-bench",
-            "--workspace --exclude xtask --features flamia-probe/torch,flamia-bench/torch,flamia-sched/cuda",
+            "--workspace --exclude xtask --features flamia-probe/torch,flamia-bench/torch,flamia-sched/cuda,flamia-kernels/cuda",
         ]
         .map(|packages| format!("{libtorch}: test --release {packages} -- --nocapture\n"))
         .concat();

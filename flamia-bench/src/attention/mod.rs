@@ -1,16 +1,16 @@
 //! `bench attention`: attention on the GPU, beside every other attention that runs there.
 
-mod chart;
+pub mod chart;
 mod error;
-mod external;
+pub mod external;
 #[cfg(feature = "torch")]
 mod gpu;
 mod profile;
-mod rounds;
-mod row;
-mod sample;
-mod table;
-mod workload;
+pub mod rounds;
+pub mod row;
+pub mod sample;
+pub mod table;
+pub mod workload;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -20,10 +20,10 @@ use clap::builder::PossibleValuesParser;
 use flamia_probe::report::Output;
 
 pub use self::error::BenchError;
-pub use self::external::{PeersError, PeersFile};
+use self::external::{PeersError, PeersFile};
 #[cfg(feature = "torch")]
 pub use self::gpu::GpuBenchError;
-pub use self::row::{Masking, Pass, Row};
+use self::row::{Masking, Pass};
 use self::workload::{Shape, shapes};
 
 /// Attention on the GPU beside every other attention there, forward, backward and both

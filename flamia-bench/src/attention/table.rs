@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::row::{Masking, Pass, Quantisation, Row};
+use super::workload::Shape;
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -74,6 +75,8 @@ fn note(row: &Row) -> Option<String> {
 /// How one of our calls compares over all workloads.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mean {
+    /// `packed rows` or `batches`.
+    workloads: &'static str,
     mask: Masking,
     pass: Pass,
     quantisation: Option<Quantisation>,
@@ -86,10 +89,16 @@ pub struct Mean {
 }
 
 /// Geometric means of the rows of `system`, over the fastest peer and over the fastest BF16 peer, for
-/// each mask, pass and quantisation.
+/// each mask, pass and quantisation, on the paper's packed rows and on the other batches.
 pub fn means(rows: &[Row], system: &str) -> Vec<Mean> {
     let rows: Vec<_> = rows.iter().filter(|row| row.system == system).collect();
-    let call = |row: &Row| (row.mask, row.pass, row.quantisation);
+    let call = |row: &Row| {
+        let workloads = match Shape::is_packed_row(row.workload) {
+            true => "packed rows",
+            false => "batches",
+        };
+        (workloads, row.mask, row.pass, row.quantisation)
+    };
     let mut calls: Vec<_> = Vec::new();
     for row in &rows {
         if !calls.contains(&call(row)) {
@@ -101,14 +110,14 @@ pub fn means(rows: &[Row], system: &str) -> Vec<Mean> {
         ("fastest peer", |row| row.speedup),
         ("fastest BF16 peer", |row| row.speedup_bf16),
     ];
-    let mean = |(mask, pass, quantisation), (over, speedup): Over| {
-        let of_call = rows
-            .iter()
-            .filter(|row| call(row) == (mask, pass, quantisation));
+    let mean = |key, (over, speedup): Over| {
+        let (workloads, mask, pass, quantisation) = key;
+        let of_call = rows.iter().filter(|row| call(row) == key);
         let speedups: Vec<_> = of_call.filter_map(|row| speedup(row)).collect();
         let least = speedups.iter().copied().min_by(f64::total_cmp)?;
         let faster = speedups.iter().filter(|speedup| **speedup > 1.0).count();
         Some(Mean {
+            workloads,
             mask,
             pass,
             quantisation,
@@ -223,12 +232,18 @@ mod tests {
                 measured("16x1024", Pass::Fwd, "flamia", 1.0),
                 measured("16x1024", Pass::Fwd, "FA3", 1.0),
                 measured("64x1024", Pass::Bwd, "flamia", 1.0),
+                measured("1x16384", Pass::Fwd, "flamia", 1.0),
+                measured("1x16384", Pass::Fwd, "FA3", 0.5),
             ],
             &setting(),
         );
         let means = means(&rows, "flamia");
-        let told: Vec<_> = means
-            .iter()
+        assert_eq!(means.len(), 4);
+        assert_eq!(means[2].workloads, "batches");
+        let (mean, faster) = (means[2].mean.as_str(), means[2].faster.as_str());
+        assert_eq!((mean, faster), ("0.50x", "0 of 1"));
+        let packed = means.iter().filter(|m| m.workloads == "packed rows");
+        let told: Vec<_> = packed
             .map(|m| (m.over, m.mean.as_str(), m.least.as_str(), m.faster.as_str()))
             .collect();
         assert_eq!(

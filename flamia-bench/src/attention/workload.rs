@@ -67,6 +67,11 @@ impl Shape {
         shapes().find(|shape| shape.name == name)
     }
 
+    /// Whether it is one of the paper's packed rows, which targets are set for.
+    pub fn is_packed_row(name: &str) -> bool {
+        Workload::named(name).is_some()
+    }
+
     /// The name that is most like `found`.
     pub fn nearest(found: &str) -> &'static str {
         let likeness = |name: &str| strsim::normalized_damerau_levenshtein(name, found);
@@ -132,6 +137,8 @@ mod tests {
     #[test]
     fn names_say_what_batches_are() {
         assert_eq!(shapes().count(), WORKLOADS.len() + BATCHES.len());
+        let packed = shapes().filter(|shape| Shape::is_packed_row(shape.name));
+        assert_eq!(packed.count(), 9);
         for shape in BATCHES {
             let mut parts = shape.name.split('-');
             let (count, length) = parts.next().unwrap().split_once('x').unwrap();

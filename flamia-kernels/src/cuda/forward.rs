@@ -132,13 +132,84 @@ impl ForwardConfig {
         defines
     }
 
+    fn parameters(&self, call: &ForwardCall) -> Result<Parameters, ForwardError> {
+        let ForwardCall {
+            q,
+            k,
+            v,
+            kv_heads,
+            o,
+            ..
+        } = *call;
+        let head_dim = self.head_dim;
+        let [tokens, heads, _] = o.shape;
+        let [o_token_stride, o_head_stride] = o.row_strides([tokens, heads, head_dim.get()])?;
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return Err(ForwardError::Heads { heads, kv_heads });
+        }
+        if call.sections.heads() != heads {
+            return Err(ForwardError::Sections {
+                sections: call.sections.heads(),
+                heads,
+            });
+        }
+        let (c, tau) = (call.c, call.tau);
+        let bound = 448f64.log2();
+        if c < 0
+            || !(0.0..=bound).contains(&f64::from(tau))
+            || f64::from(c) + f64::from(tau) > bound
+        {
+            return Err(ForwardError::Saturates { c, tau });
+        }
+        if !(call.scale > 0.0 && call.scale.is_finite()) {
+            return Err(ForwardError::Scale { scale: call.scale });
+        }
+        // The layouts of Q and of K and V differ in their heads alone, and have seen that these fit.
+        let slots = PaddedLayout::new(tokens, call.documents, heads, head_dim)?.slots();
+        let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let image = |operand, image, address: Option<u64>| {
+            address.ok_or(ForwardError::MissingImage { operand, image })
+        };
+        Ok(Parameters {
+            q: image("q", "Row", q.row_image)?,
+            q_scales: q.scales,
+            k: image("k", "Row", k.row_image)?,
+            k_scales: k.scales,
+            v: image("v", "Transposed", v.transposed_image)?,
+            v_folds: v.folds,
+            o: o.address,
+            lse: call.lse,
+            items: call.work.items,
+            header: call.work.header,
+            counter: call.counter,
+            o_token_stride,
+            o_head_stride,
+            tokens: number(tokens),
+            slots: number(slots),
+            heads: number(heads).unsigned_abs(),
+            heads_per_kv_head: number(heads / kv_heads).unsigned_abs(),
+            heads_per_section: number(call.sections.per_section()).unsigned_abs(),
+            window: match self.mask {
+                // Room for what the kernel subtracts.
+                Mask::Window(keys) => number(keys.get()).min(i32::MAX - 256),
+                Mask::Causal | Mask::Full => 0,
+            },
+            scale: (call.scale * std::f64::consts::LOG2_E) as f32,
+            c: c as f32,
+            tau,
+            reserved: 0,
+        })
+    }
+
     const fn threads(&self) -> u32 {
         // A warpgroup for 64 rows, and one that loads.
         2 * self.item_rows.get() as u32 + 128
     }
 
     const fn shared_bytes(&self) -> u32 {
-        let rows = QUERY_SLOTS * self.item_rows.get() as u32 + STAGES * 2 * TILE;
+        let item_rows = self.item_rows.get() as u32;
+        // Rows of codes; those of the output are of two bytes.
+        let rows = QUERY_SLOTS * item_rows + STAGES * 2 * TILE + 2 * item_rows;
         rows * self.head_dim.get() as u32 + OTHER_SHARED_BYTES
     }
 }
@@ -319,7 +390,7 @@ impl Forward {
         stream: Stream<'_>,
         call: &ForwardCall,
     ) -> Result<(), ForwardError> {
-        let parameters = self.parameters(call)?;
+        let parameters = self.config.parameters(call)?;
         if parameters.tokens == 0 || parameters.heads == 0 {
             return Ok(());
         }
@@ -330,73 +401,131 @@ impl Forward {
         unsafe { self.kernel.launch(stream, launch, (parameters,))? };
         Ok(())
     }
+}
 
-    fn parameters(&self, call: &ForwardCall) -> Result<Parameters, ForwardError> {
-        let ForwardCall {
-            q,
-            k,
-            v,
-            kv_heads,
-            o,
-            ..
-        } = *call;
-        let head_dim = self.config.head_dim;
-        let [tokens, heads, _] = o.shape;
-        let [o_token_stride, o_head_stride] = o.row_strides([tokens, heads, head_dim.get()])?;
-        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-            return Err(ForwardError::Heads { heads, kv_heads });
-        }
-        if call.sections.heads() != heads {
-            return Err(ForwardError::Sections {
-                sections: call.sections.heads(),
-                heads,
-            });
-        }
-        let (c, tau) = (call.c, call.tau);
-        let bound = 448f64.log2();
-        if c < 0
-            || !(0.0..=bound).contains(&f64::from(tau))
-            || f64::from(c) + f64::from(tau) > bound
-        {
-            return Err(ForwardError::Saturates { c, tau });
-        }
-        if !(call.scale > 0.0 && call.scale.is_finite()) {
-            return Err(ForwardError::Scale { scale: call.scale });
-        }
-        // The layouts of Q and of K and V differ in their heads alone, and have seen that these fit.
-        let slots = PaddedLayout::new(tokens, call.documents, heads, head_dim)?.slots();
-        let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-        let image = |operand, image, address: Option<u64>| {
-            address.ok_or(ForwardError::MissingImage { operand, image })
+#[cfg(test)]
+mod tests {
+    use std::num::NonZero;
+
+    use super::*;
+
+    const CONFIG: ForwardConfig = ForwardConfig {
+        head_dim: HeadDim::D128,
+        mask: Mask::Causal,
+        item_rows: ItemRows::R192,
+    };
+
+    fn sections(heads: usize) -> HeadSections {
+        HeadSections::whole(NonZero::new(heads).unwrap())
+    }
+
+    /// A call with addresses of nothing.
+    fn call() -> ForwardCall {
+        let operand = Quantised {
+            row_image: Some(1 << 20),
+            transposed_image: Some(2 << 20),
+            row_sums: None,
+            scales: 3 << 20,
+            folds: 4 << 20,
         };
-        Ok(Parameters {
-            q: image("q", "Row", q.row_image)?,
-            q_scales: q.scales,
-            k: image("k", "Row", k.row_image)?,
-            k_scales: k.scales,
-            v: image("v", "Transposed", v.transposed_image)?,
-            v_folds: v.folds,
-            o: o.address,
-            lse: call.lse,
-            items: call.work.items,
-            header: call.work.header,
-            counter: call.counter,
-            o_token_stride,
-            o_head_stride,
-            tokens: number(tokens),
-            slots: number(slots),
-            heads: number(heads).unsigned_abs(),
-            heads_per_kv_head: number(heads / kv_heads).unsigned_abs(),
-            heads_per_section: number(call.sections.per_section()).unsigned_abs(),
-            window: match self.config.mask {
-                // Room for what the kernel subtracts.
-                Mask::Window(keys) => number(keys.get()).min(i32::MAX - 256),
-                Mask::Causal | Mask::Full => 0,
+        ForwardCall {
+            q: operand,
+            k: operand,
+            v: operand,
+            kv_heads: 2,
+            o: DeviceTensor::packed("o", 5 << 20, [100, 8, 128]),
+            lse: 6 << 20,
+            documents: 3,
+            work: ForwardWork {
+                header: 7 << 20,
+                items: 8 << 20,
             },
-            scale: (call.scale * std::f64::consts::LOG2_E) as f32,
-            c: c as f32,
-            tau,
-            reserved: 0,
-        })
+            sections: sections(8),
+            counter: 9 << 20,
+            scale: 0.5,
+            c: 4,
+            tau: 4.0,
+        }
+    }
+
+    #[test]
+    fn parameters_are_the_call_s() {
+        let mut call = call();
+        call.q.transposed_image = None;
+        call.k.transposed_image = None;
+        call.v.row_image = None;
+        let parameters = CONFIG.parameters(&call).unwrap();
+        assert_eq!(
+            [parameters.q, parameters.k, parameters.v],
+            [1 << 20, 1 << 20, 2 << 20]
+        );
+        assert_eq!(
+            (parameters.tokens, parameters.slots),
+            (100, 128 + 3 * 32 + 128)
+        );
+        assert_eq!((parameters.heads, parameters.heads_per_kv_head), (8, 4));
+        assert_eq!(parameters.scale, 0.5 * std::f32::consts::LOG2_E);
+        assert_eq!(parameters.window, 0);
+        let windowed = ForwardConfig {
+            mask: Mask::window(usize::MAX),
+            ..CONFIG
+        };
+        let window = windowed.parameters(&call).unwrap().window;
+        assert!(window > i32::MAX / 2 && window.checked_add(192).is_some());
+    }
+
+    #[test]
+    fn shared_memory_suffices_on_hopper() {
+        for head_dim in [HeadDim::D64, HeadDim::D128] {
+            for item_rows in ItemRows::ALL {
+                let config = ForwardConfig {
+                    head_dim,
+                    item_rows,
+                    ..CONFIG
+                };
+                assert!(config.shared_bytes() <= 227 << 10, "{config:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_that_make_no_sense_are_refused_with_their_numbers() {
+        let change = |change: &dyn Fn(&mut ForwardCall)| {
+            let mut call = call();
+            change(&mut call);
+            CONFIG.parameters(&call).unwrap_err().to_string()
+        };
+        let refused = [
+            (
+                change(&|call| call.q.row_image = None),
+                "q has no Row image",
+            ),
+            (
+                change(&|call| call.v.transposed_image = None),
+                "v has no Transposed image",
+            ),
+            (
+                change(&|call| call.kv_heads = 3),
+                "8 query heads cannot share 3",
+            ),
+            (
+                change(&|call| call.kv_heads = 0),
+                "8 query heads cannot share 0",
+            ),
+            (
+                change(&|call| call.sections = sections(4)),
+                "for 4 heads, and O has 8",
+            ),
+            (change(&|call| call.c = 5), "5 + 4"),
+            (change(&|call| call.tau = f32::NAN), "NaN"),
+            (change(&|call| call.c = -1), "-1 + 4"),
+            (change(&|call| call.scale = -0.5), "-0.5"),
+            (change(&|call| call.scale = f64::INFINITY), "inf"),
+            (change(&|call| call.o.shape[2] = 64), "[100, 8, 64]"),
+            (change(&|call| call.documents = usize::MAX), "padded rows"),
+        ];
+        for (message, part) in refused {
+            assert!(message.contains(part), "{part}: {message}");
+        }
     }
 }

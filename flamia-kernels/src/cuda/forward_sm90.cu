@@ -18,7 +18,7 @@
 // Constants: HEAD_DIM (64 or 128), ITEM_ROWS (128 or 192), STAGES of the ring, and MASK, one of these.
 enum MaskKind { CAUSAL = 0, FULL = 1, WINDOW = 2 };
 
-constexpr int TILE = 128;   // keys
+constexpr int TILE = 128;  // keys
 constexpr int BLOCK = BLOCK_TOKENS;
 constexpr int GROUP_ROWS = 64;  // query rows of a warpgroup
 constexpr int WARP_ROWS = 16;
@@ -32,9 +32,10 @@ constexpr Swizzle ROW_SWIZZLE = swizzle_of_rows(HEAD_DIM);
 constexpr u32 WORDS = HEAD_DIM / 2;  // of a thread's output fragment
 constexpr float LN_2 = 0.693147180559945f;
 
+constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
+
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
 static_assert(ITEM_ROWS % GROUP_ROWS == 0 && WARPGROUPS >= 2 && WARPGROUPS <= 3, "register budget");
-constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
 static_assert(TILE / BLOCK == GROUPS, "the softmax works on whole tiles");
 
 // `Parameters` of forward.rs. Strides are in elements.
@@ -87,11 +88,17 @@ SAME_OFFSET(Parameters, c);
 SAME_OFFSET(Parameters, tau);
 SAME_OFFSET(Parameters, reserved);
 
-// An item for one head; the work is over when the document has no rows.
+struct Range {
+    int begin, end;
+
+    __device__ bool contains(int x) const { return x >= begin && x < end; }
+};
+
+// What a CTA does at a time: an item for one head. The work is over when the document has no rows.
 struct Work {
     WorkItem item;
+    Range rows;  // see balanced_rows()
     u32 head;
-    u32 number;  // of the CTA's items
 };
 
 constexpr u32 Q_SLOTS = 2;  // the next item's queries come in while this one's are used
@@ -103,6 +110,7 @@ struct SharedMemory {
     u8 q[Q_SLOTS][ITEM_ROWS * HEAD_DIM];
     u8 k[STAGES][TILE_BYTES];
     u8 v[STAGES][TILE_BYTES];
+    u8 o[4 * WARPGROUPS][WARP_ROWS * HEAD_DIM * 2];  // of a warp
     float q_scale[Q_SLOTS][ITEM_ROWS / BLOCK];
     float k_scale[STAGES][GROUPS];
     float v_fold[STAGES][GROUPS];
@@ -111,7 +119,6 @@ struct SharedMemory {
     u64 full[STAGES], empty[STAGES];
 };
 static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
-
 
 // Where a walk around a ring of stages stands; in one register.
 template <u32 SIZE>
@@ -122,12 +129,6 @@ struct Ring {
     __device__ u32 stage() const { return steps % SIZE; }
     __device__ u32 parity() const { return steps / SIZE % 2; }
     __device__ void advance() { steps++; }
-};
-
-struct Range {
-    int begin, end;
-
-    __device__ bool contains(int x) const { return x >= begin && x < end; }
 };
 
 __device__ inline int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
@@ -144,14 +145,21 @@ __device__ inline Range covering(Range keys, int size) {
     return {keys.begin / size, (keys.end + size - 1) / size};
 }
 
-// The rows of an item that warpgroup `group` computes, or all of them.
-__device__ inline Range item_rows(const WorkItem& item) {
-    return {item.first, min(item.first + ITEM_ROWS, item.len)};
+// The rows of an item. As the schedule cuts it, the last item of a document may leave warpgroups without
+// rows; here the last ones share what is missing, one run of 64 rows each.
+__device__ inline Range balanced_rows(const WorkItem& item) {
+    const int items = (item.len + ITEM_ROWS - 1) / ITEM_ROWS;
+    if (items == 1) return {0, item.len};
+    const int missing = items * int(WARPGROUPS) - (item.len + GROUP_ROWS - 1) / GROUP_ROWS;
+    const int nth_short = item.first / ITEM_ROWS - (items - missing);
+    const int begin = item.first - GROUP_ROWS * max(0, nth_short);
+    return {begin, min(begin + ITEM_ROWS - (nth_short >= 0 ? GROUP_ROWS : 0), item.len)};
 }
 
-__device__ inline Range group_rows(const WorkItem& item, u32 group) {
-    const int first = item.first + int(group) * GROUP_ROWS;
-    return {first, min(first + GROUP_ROWS, item.len)};
+// Those of a warpgroup.
+__device__ inline Range group_rows(Range rows, u32 group) {
+    const int begin = rows.begin + int(group) * GROUP_ROWS;
+    return {begin, min(begin + GROUP_ROWS, rows.end)};
 }
 
 // ---- the producer warp: walks the schedule and keeps the queries and the ring of stages filled
@@ -166,7 +174,7 @@ struct Producer {
     __device__ void run() {
         const HeadSections order = {p.heads, p.heads_per_section};
         const u32 items = p.header->items[FORWARD];
-        const bool dynamic = p.header->dynamic;
+        const bool dynamic = acquires_dynamically(p.header, order);
         const u32 positions = position_count(items, order);
         // A position is acquired while the one before it is loaded.
         u32 next = dynamic ? acquire(positions) : alternating_position(0);
@@ -175,7 +183,8 @@ struct Producer {
             if (position >= positions) break;
             next = dynamic ? acquire(positions) : alternating_position(round);
             const Assignment at = assignment_at(position, items, order);
-            load({p.items[at.item], at.head, queries.steps});
+            const WorkItem item = p.items[at.item];
+            load({item, balanced_rows(item), at.head});
         }
         barrier_wait(shared.q_empty[queries.stage()], queries.parity() ^ 1);
         if (lane == 0) {
@@ -190,11 +199,10 @@ struct Producer {
 
     __device__ void load(const Work& work) {
         const WorkItem& item = work.item;
-        const Range rows = item_rows(item);
-        load_queries(work, rows);
+        load_queries(work);
 
         // Keys that the item does not see stay where they are, but for the rest of their block.
-        const Range keys = keys_seen(rows, item.len, p.window);
+        const Range keys = keys_seen(work.rows, item.len, p.window);
         const Range tiles = covering(keys, TILE);
         const i64 start = i64(work.head / p.heads_per_kv_head) * p.slots + padded_start(item.start, item.document);
         for (int tile = tiles.end - 1; tile >= tiles.begin; tile--) {
@@ -203,11 +211,11 @@ struct Producer {
         }
     }
 
-    __device__ void load_queries(const Work& work, Range rows) {
+    __device__ void load_queries(const Work& work) {
         const u32 slot = queries.stage();
         u64& full = shared.q_full[slot];
-        const u32 count = round_up(rows.end - rows.begin, BLOCK);
-        const i64 first = i64(work.head) * p.slots + padded_start(work.item.start, work.item.document) + rows.begin;
+        const u32 count = round_up(work.rows.end - work.rows.begin, BLOCK);
+        const i64 first = i64(work.head) * p.slots + padded_start(work.item.start, work.item.document) + work.rows.begin;
         barrier_wait(shared.q_empty[slot], queries.parity() ^ 1);
         if (lane == 0) {
             shared.work[slot] = work;
@@ -264,7 +272,7 @@ struct VisibleGroups {
     }
 };
 
-// A warpgroup: 64 query rows, of which a thread holds two and a warp 16
+// A warpgroup: 64 query rows, 16 for each warp and two for each thread.
 
 struct Consumer {
     const Parameters& p;
@@ -279,7 +287,7 @@ struct Consumer {
             barrier_wait(shared.q_full[slot], queries.parity());
             if (shared.work[slot].item.len == 0) break;
             compute(slot);
-            queries.steps = shared.work[slot].number + 1;
+            queries.advance();
             // Every warp, since each reads the work item until the end.
             __syncwarp();
             if (lane() == 0) barrier_arrive(shared.q_empty[slot]);
@@ -290,20 +298,20 @@ struct Consumer {
     __device__ u32 lane() const { return threadIdx.x % 32; }
 
     // The first row of the warp, and one of the thread's two, counted from the document's start.
-    __device__ int first_row(const WorkItem& item) const {
-        return item.first + int(group * GROUP_ROWS + WARP_ROWS * warp());
+    __device__ int first_row(const Work& work) const {
+        return work.rows.begin + int(group * GROUP_ROWS + WARP_ROWS * warp());
     }
-    __device__ int thread_row(const WorkItem& item, u32 half) const {
-        return first_row(item) + int(8 * half + lane() / 4);
+    __device__ int thread_row(const Work& work, u32 half) const {
+        return first_row(work) + int(8 * half + lane() / 4);
     }
 
     // The work item is read from shared memory where it is needed: registers are for fragments.
     __device__ void compute(u32 slot) {
         const Work& work = shared.work[slot];
         const WorkItem& item = work.item;
-        const Range loaded = covering(keys_seen(item_rows(item), item.len, p.window), TILE);
-        const Range seen = covering(keys_seen(group_rows(item, group), item.len, p.window), TILE);
-        const Range clear = tiles_without_mask(item);
+        const Range loaded = covering(keys_seen(work.rows, item.len, p.window), TILE);
+        const Range seen = covering(keys_seen(group_rows(work.rows, group), item.len, p.window), TILE);
+        const Range clear = tiles_without_mask(work);
 
         float o[WORDS];
 #pragma unroll
@@ -316,9 +324,11 @@ struct Consumer {
             if (seen.contains(tile)) {
                 const u32 stage = tiles.stage();
                 float s[64];
-                scores(s, slot, stage);
+                start_scores(s, slot, stage);
                 const float q_scale = p.scale * shared.q_scale[slot][(group * GROUP_ROWS + WARP_ROWS * warp()) / BLOCK];
                 const TileScales scales(q_scale, shared.k_scale[stage], shared.v_fold[stage]);
+                wgmma_wait();
+                pin(s);
                 u32 codes[GROUPS][4];
                 if (clear.contains(tile)) {
                     if (__any_sync(FULL_WARP, softmax.may_pass(s, scales, p.tau)))
@@ -327,15 +337,15 @@ struct Consumer {
                     for (u32 g = 0; g < GROUPS; g++) softmax.probabilities(s, scales, p.c, g, codes[g]);
                     add_values(o, codes, stage);
                 } else {
-                    const VisibleGroups groups(first_row(item), item.len, tile, p.window);
-                    mask(s, groups.partly & ~groups.wholly, item, tile);
+                    const VisibleGroups groups(first_row(work), item.len, tile, p.window);
+                    mask(s, groups.partly & ~groups.wholly, work, tile);
                     softmax.raise_references(s, scales, p.tau, groups.partly, o);
 #pragma unroll
                     for (u32 g = 0; g < GROUPS; g++) {
                         codes[g][0] = codes[g][1] = codes[g][2] = codes[g][3] = 0;
                         if (groups.partly >> g & 1) softmax.probabilities(s, scales, p.c, g, codes[g]);
                     }
-                    add_values_masked(o, codes, stage, item, tile);
+                    add_values_masked(o, codes, stage, work, tile);
                 }
             }
             // The MMA is the whole warpgroup's: once it is over for one warp, none needs the stage.
@@ -345,8 +355,8 @@ struct Consumer {
         store(o, softmax, work);
     }
 
-    // S = Q K^T, of codes.
-    __device__ void scores(float (&s)[64], u32 slot, u32 stage) const {
+    // Has the tensor core compute S = Q K^T, of codes.
+    __device__ void start_scores(float (&s)[64], u32 slot, u32 stage) const {
         const u64 q = operand_descriptor(shared.q[slot] + group * GROUP_ROWS * HEAD_DIM, ROW_SWIZZLE);
         const u64 k = operand_descriptor(shared.k[stage], ROW_SWIZZLE);
         pin(s);
@@ -355,8 +365,6 @@ struct Consumer {
         for (u32 step = 0; step < HEAD_DIM / 32; step++)
             wgmma_shared(s, advance(q, 32 * step), advance(k, 32 * step), step > 0);
         wgmma_commit();
-        wgmma_wait();
-        pin(s);
     }
 
     // O += P V, with a fresh accumulator for P V: Hopper's keeps 13 fraction bits.
@@ -387,11 +395,12 @@ struct Consumer {
     // a block in front of what the upper half sees, and the upper half one behind. What a half does not
     // see may be NaN, which a probability of 0 does not undo, although both multiply together: the
     // upper half starts anew after the one, and the lower half is done before the other.
-    __device__ void add_values_masked(float (&o)[WORDS], u32 (&codes)[GROUPS][4], u32 stage, const WorkItem& item,
+    __device__ void add_values_masked(float (&o)[WORDS], u32 (&codes)[GROUPS][4], u32 stage, const Work& work,
                                       int tile) const {
-        const Range rows = group_rows(item, group);
-        const Range lower = blocks_seen({rows.begin, min(rows.begin + BLOCK, rows.end)}, item.len);
-        const Range upper = blocks_seen({rows.begin + BLOCK, rows.end}, item.len);
+        const int len = work.item.len;
+        const Range rows = group_rows(work.rows, group);
+        const Range lower = blocks_seen({rows.begin, min(rows.begin + BLOCK, rows.end)}, len);
+        const Range upper = blocks_seen({rows.begin + BLOCK, rows.end}, len);
         const bool is_upper = warp() >= 2;
         // Counted from the tile's first block.
         const int first = tile * int(GROUPS);
@@ -433,15 +442,15 @@ struct Consumer {
     }
 
     // The tiles of which every row of the warpgroup sees every key.
-    __device__ Range tiles_without_mask(const WorkItem& item) const {
-        const Range rows = group_rows(item, group);
-        if (MASK == FULL) return {0, item.len / TILE};
+    __device__ Range tiles_without_mask(const Work& work) const {
+        const Range rows = group_rows(work.rows, group);
+        if (MASK == FULL) return {0, work.item.len / TILE};
         const int begin = MASK == WINDOW ? (max(0, rows.end - p.window) + TILE - 1) / TILE : 0;
         return {begin, (rows.begin + 1) / TILE};
     }
 
     // -inf for what a row must not see of some groups; a selection, so that NaN goes as well.
-    __device__ void mask(float (&s)[64], u32 groups, const WorkItem& item, int tile) const {
+    __device__ void mask(float (&s)[64], u32 groups, const Work& work, int tile) const {
 #pragma unroll
         for (u32 g = 0; g < GROUPS; g++) {
             if (!(groups >> g & 1)) continue;
@@ -449,7 +458,7 @@ struct Consumer {
             for (u32 half = 0; half < 2; half++) {
                 // Counted from this thread's first column.
                 const int origin = tile * TILE + 32 * int(g) + 2 * int(lane() % 4);
-                const int end = (MASK == FULL ? item.len : thread_row(item, half) + 1) - origin;
+                const int end = (MASK == FULL ? work.item.len : thread_row(work, half) + 1) - origin;
                 const int begin = end - p.window;
 #pragma unroll
                 for (u32 j = 0; j < GROUP_COLUMNS; j++) {
@@ -464,33 +473,44 @@ struct Consumer {
 
     // Normalised rows of the document in BF16, and their LSE. A row that saw no key is zero, with +inf.
     __device__ void store(float (&o)[WORDS], const SoftmaxRows& softmax, const Work& work) const {
+        const WorkItem& item = work.item;
+        float factor[2];
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            const int row = thread_row(work.item, half);
-            const bool present = row < work.item.len;
             const float sum = quad_sum(softmax.sum[half]);
-            const float factor = sum == 0 ? 0 : 1 / sum;
-            u16* to = p.o + i64(work.item.start + row) * p.o_token_stride + i64(work.head) * p.o_head_stride;
-            // A thread of a quad holds a pair of every 8 columns; together they turn four pairs of
-            // each into one thread's 16 bytes.
-#pragma unroll
-            for (u32 run = 0; run < HEAD_DIM / 32; run++) {
-                u32 words[4];
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    const float* pair = &o[16 * run + 4 * i + 2 * half];
-                    words[i] = bf16x2(pair[0] * factor, pair[1] * factor);
-                }
-                quad_transpose(words);
-                if (present)
-                    *reinterpret_cast<uint4*>(to + 32 * run + 8 * (lane() % 4)) =
-                        make_uint4(words[0], words[1], words[2], words[3]);
-            }
-            if (present && lane() % 4 == 0)
-                p.lse[i64(work.head) * p.tokens + work.item.start + row] =
+            factor[half] = sum == 0 ? 0 : 1 / sum;
+            const int row = thread_row(work, half);
+            if (row < work.rows.end && lane() % 4 == 0)
+                p.lse[i64(work.head) * p.tokens + item.start + row] =
                     sum == 0 ? INF : (softmax.reference[half] - p.c + log2f(sum)) * LN_2;
         }
+
+        // Through shared memory, so that whole rows go out at once.
+        u8* rows = shared.o[group * 4 + warp()];
+        const u32 matrix = lane() / 8, matrix_row = lane() % 8 + 8 * (matrix % 2);
+        __syncwarp();
+#pragma unroll
+        for (u32 columns = 0; columns < HEAD_DIM / 16; columns++) {
+            const float* x = &o[8 * columns];
+            store_matrices(rows + o_chunk(matrix_row, 2 * columns + matrix / 2),
+                           bf16x2(x[0] * factor[0], x[1] * factor[0]), bf16x2(x[2] * factor[1], x[3] * factor[1]),
+                           bf16x2(x[4] * factor[0], x[5] * factor[0]), bf16x2(x[6] * factor[1], x[7] * factor[1]));
+        }
+        __syncwarp();
+        constexpr u32 CHUNKS = HEAD_DIM / 8;  // of 8 values in a row
+        u16* to = p.o + i64(item.start + first_row(work)) * p.o_token_stride + i64(work.head) * p.o_head_stride;
+#pragma unroll
+        for (u32 i = lane(); i < WARP_ROWS * CHUNKS; i += 32) {
+            const u32 row = i / CHUNKS, chunk = i % CHUNKS;
+            if (first_row(work) + int(row) < work.rows.end)
+                *reinterpret_cast<uint4*>(to + row * p.o_token_stride + 8 * chunk) =
+                    *reinterpret_cast<const uint4*>(rows + o_chunk(row, chunk));
+        }
     }
+
+    // Where 16 bytes of a row of output wait in shared memory, so that neither rows nor columns of
+    // them meet in a bank.
+    static __device__ u32 o_chunk(u32 row, u32 chunk) { return row * HEAD_DIM * 2 + (chunk ^ row % 8) * 16; }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Parameters p) {

@@ -97,6 +97,14 @@ __device__ inline u32 bf16x2(float a, float b) {
     return pair;
 }
 
+// Four 8 x 8 matrices of 16-bit elements from fragments to shared memory; lane i gives the address of row
+// i % 8 of matrix i / 8.
+__device__ inline void store_matrices(void* row, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
 // ---- wgmma: D (64 x N, FP32) = A (64 x 32) B^T (N x 32) [+ D], both E4M3 with 32 contiguous
 // Register i of D is row 16 * warp + lane / 4 + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 * (lane % 4) + i % 2.
 

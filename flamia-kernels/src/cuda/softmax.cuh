@@ -112,12 +112,12 @@ struct SoftmaxRows {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const float addend = scales.fold[g] + c - reference[half];
-            float in_group = 0;
+            float in_group;
 #pragma unroll
             for (u32 j = 0; j < GROUP_COLUMNS; j++) {
                 float& p = score(s, g, half, j);
                 p = exp2_approximate(fmaf(p, scales.multiplier[g], addend));
-                in_group += p;
+                in_group = j == 0 ? p : in_group + p;
             }
             sum[half] = fmaf(in_group, unfold, sum[half]);
         }
@@ -129,17 +129,3 @@ struct SoftmaxRows {
         }
     }
 };
-
-// Transposes a 4 x 4 matrix over the threads of a quad: word i of thread t becomes word t of thread i.
-__device__ inline void quad_transpose(u32 (&words)[4]) {
-#pragma unroll
-    for (u32 bit = 1; bit < 4; bit *= 2) {
-        const bool upper = threadIdx.x & bit;
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            if (i & bit) continue;
-            const u32 other = __shfl_xor_sync(FULL_WARP, upper ? words[i] : words[i + bit], bit);
-            (upper ? words[i] : words[i + bit]) = other;
-        }
-    }
-}

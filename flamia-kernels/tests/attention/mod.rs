@@ -1,4 +1,5 @@
 //! One call of the forward kernel on a GPU: operands quantised on the host, outputs between canaries.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use flamia_cuda::{Buffer, Gpu, Graph, Stream};
 use flamia_kernels::cpu;

@@ -1,4 +1,5 @@
 //! What a quantised tensor has to be, byte for byte, by the formats' own definition.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::ops::Range;
 
