@@ -9,6 +9,7 @@ use flamia_sched::Documents;
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
+use super::contestant::Contestant;
 use super::error::GpuBenchError;
 use super::flamia::{Flamia, NAME, options};
 use super::libtorch::Libtorch;
@@ -59,6 +60,10 @@ impl Checker {
             mask,
             checks: Vec::new(),
         }
+    }
+
+    pub fn mask(&self) -> Masking {
+        self.mask
     }
 
     fn compare(
@@ -132,18 +137,19 @@ impl Checker {
     pub fn with_others(
         &mut self,
         peer: &Libtorch<'_>,
-        name: &str,
         flamia: Option<&Flamia<'_>>,
-        first: Option<(&Libtorch<'_>, &str)>,
+        first: Option<&Libtorch<'_>>,
     ) -> Result<(), GpuBenchError> {
+        let name = peer.system().name;
         if let Some(flamia) = flamia {
             let found = between(&peer.forward.o, &flamia.o)?;
-            self.compare([name, NAME], "o", found, OTHER_PRECISION)?;
+            self.compare([&name, NAME], "o", found, OTHER_PRECISION)?;
         }
-        let Some((first, first_name)) = first else {
+        let Some(first) = first else {
             return Ok(());
         };
-        let names = [name, first_name];
+        let first_name = first.system().name;
+        let names = [name.as_str(), first_name.as_str()];
         let found = between(&peer.forward.o, &first.forward.o)?;
         self.compare(names, "o", found, SAME_PRECISION)?;
         if let (Some(a), Some(b)) = (&peer.gradients, &first.gradients) {

@@ -23,6 +23,7 @@ use self::libtorch::{Libtorch, tell};
 use self::operands::{Device, Operands};
 use super::rounds::medians;
 use super::row::{Masking, Measurement, Setting};
+use super::workload::Shape;
 use super::{Attention, Entrant};
 
 /// Rounds whose times are not looked at, in which the GPU gets up to speed.
@@ -68,44 +69,61 @@ pub fn run(settings: &Attention) -> Result<Found, GpuBenchError> {
             let operands = Operands::draw(&device, shape)?;
             for &mask in &settings.mask {
                 progress.at(format_args!("{}, {mask}", shape.name));
-                measure(settings, &device, raw, &operands, mask, &mut found)?;
+                let mut checker = Checker::new(shape, mask);
+                let line_up = line_up(settings, &device, raw, &operands, &mut checker)?;
+                found.checks.extend(checker.checks);
+                if !settings.check {
+                    let gpu = device.kernels.gpu();
+                    let times = time(settings, gpu, raw, &line_up, (shape, mask))?;
+                    found.measurements.extend(times);
+                }
                 progress.step();
             }
         }
         Ok(())
     })??;
-    if found.measurements.is_empty() && found.checks.is_empty() {
+    let is_empty = match settings.check {
+        true => found.checks.is_empty(),
+        false => found.measurements.is_empty(),
+    };
+    if is_empty {
         return Err(GpuBenchError::Nobody);
     }
     Ok(found)
 }
 
-/// All systems on one workload under one mask.
-fn measure(
+/// Who takes part on one workload under one mask, in the order of the table.
+struct LineUp<'a> {
+    flamia: Option<Flamia<'a>>,
+    peers: Vec<Libtorch<'a>>,
+}
+
+/// Makes every system's call, runs it, and compares what comes out.
+fn line_up<'a>(
     settings: &Attention,
     device: &Device,
     stream: Stream<'_>,
-    operands: &Operands,
-    mask: Masking,
-    found: &mut Found,
-) -> Result<(), GpuBenchError> {
-    let (gpu, shape) = (device.kernels.gpu(), operands.shape);
-    let mut checker = Checker::new(shape, mask);
-    let mut flamia = None;
+    operands: &'a Operands,
+    checker: &mut Checker,
+) -> Result<LineUp<'a>, GpuBenchError> {
+    let mask = checker.mask();
+    let mut line_up = LineUp {
+        flamia: None,
+        peers: Vec::new(),
+    };
     if settings.system.contains(&Entrant::Flamia) {
-        flamia = match Flamia::new(device, operands, mask, stream) {
+        match Flamia::new(device, operands, mask, stream) {
             // The others may run there.
             Err(GpuBenchError::Call(error @ CallError::Unsupported { .. })) => {
                 tell(operands, mask, &error);
-                None
             }
-            made => Some(made?),
-        };
+            made => {
+                let flamia = made?;
+                checker.with_cpu(operands, &flamia)?;
+                line_up.flamia = Some(flamia);
+            }
+        }
     }
-    if let Some(flamia) = &flamia {
-        checker.with_cpu(operands, flamia)?;
-    }
-    let mut peers: Vec<Libtorch<'_>> = Vec::new();
     for peer in settings.system.iter().filter_map(|entrant| entrant.peer()) {
         let made = match Libtorch::new(device, peer, operands, mask) {
             Err(GpuBenchError::Peer(PeerError::Lengths { .. })) => continue,
@@ -115,26 +133,31 @@ fn measure(
             }
             made => made?,
         };
-        let (name, first) = (peer.to_string(), peers.first());
-        let first_name = first.map(|first| first.system().name).unwrap_or_default();
-        let first = first.map(|first| (first, first_name.as_str()));
-        match checker.with_others(&made, &name, flamia.as_ref(), first) {
+        match checker.with_others(&made, line_up.flamia.as_ref(), line_up.peers.first()) {
             // Ours is right, so that the others can be timed.
             Err(error @ GpuBenchError::Wrong { .. }) if !settings.check => {
                 tell(operands, mask, &error);
-                continue;
             }
-            done => done?,
+            done => {
+                done?;
+                line_up.peers.push(made);
+            }
         }
-        peers.push(made);
     }
-    found.checks.extend(checker.checks);
-    if settings.check {
-        return Ok(());
-    }
+    Ok(line_up)
+}
 
-    let ours = flamia.as_ref().map(|flamia| flamia as &dyn Contestant);
-    let others = peers.iter().map(|peer| peer as &dyn Contestant);
+/// Times all calls that were asked for, in turns.
+fn time(
+    settings: &Attention,
+    gpu: &Gpu,
+    stream: Stream<'_>,
+    line_up: &LineUp<'_>,
+    (shape, mask): (Shape, Masking),
+) -> Result<Vec<Measurement>, GpuBenchError> {
+    let ours = line_up.flamia.as_ref();
+    let ours = ours.map(|flamia| flamia as &dyn Contestant);
+    let others = line_up.peers.iter().map(|peer| peer as &dyn Contestant);
     let mut timed = Vec::new();
     for contestant in ours.into_iter().chain(others) {
         for call in contestant.calls() {
@@ -168,10 +191,7 @@ fn measure(
             note: contestant.note().to_owned(),
         }
     };
-    found
-        .measurements
-        .extend(timed.iter().zip(times).map(measurement));
-    Ok(())
+    Ok(timed.iter().zip(times).map(measurement).collect())
 }
 
 impl Entrant {
