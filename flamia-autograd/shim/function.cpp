@@ -4,6 +4,7 @@ static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
               "flamia-autograd wants torch 2.11 and found torch " TORCH_VERSION
               ": point LIBTORCH at a libtorch 2.11.0");
 
+#include "error.h"
 #include "function.h"
 
 #include <caffe2/core/common.h>
@@ -39,19 +40,6 @@ variable_list copy_handles(const at::Tensor *const *tensors, size_t len) {
   for (size_t i = 0; i < len; ++i)
     handles.push_back(tensors[i] ? *tensors[i] : at::Tensor());
   return handles;
-}
-
-template <typename Body> char *catching(Body body) noexcept {
-  try {
-    body();
-    return nullptr;
-  } catch (const c10::Error &e) {
-    return strdup(e.what_without_backtrace());
-  } catch (const std::exception &e) {
-    return strdup(e.what());
-  } catch (...) {
-    return strdup("an exception that is not a std::exception");
-  }
 }
 
 // A node of its own instead of torch::autograd::Function: that one keeps its extra data until the

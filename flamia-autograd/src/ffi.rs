@@ -1,4 +1,4 @@
-//! The only place that speaks to the C++ shim. The rules of `shim/function.h` hold throughout:
+//! The only place that speaks to the shim's half of the graph. The rules of `shim/function.h` hold throughout:
 //! tensor pointers are borrowed for one call, only the backward closure changes hands, errors are
 //! malloc'ed texts, nothing unwinds across the border.
 
@@ -261,7 +261,7 @@ fn give_text(text: String) -> *mut c_char {
 ///
 /// # Safety
 /// `text` is null, or a C string from malloc that nobody else frees.
-unsafe fn take_text(text: *mut c_char) -> Option<String> {
+pub(crate) unsafe fn take_text(text: *mut c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }

@@ -3,7 +3,8 @@
 //! tch can run torch's autograd engine but not extend it. Here a Rust type with a forward and a
 //! backward becomes a node of torch's own graph: see [`Function`] and [`apply`], or [`apply_fn`]
 //! for two closures. [`attention`] is one. [`gradcheck`](gradcheck::gradcheck) tests a backward against finite
-//! differences, and [`load_cuda`] lets one binary run with and without a GPU.
+//! differences, and [`load_cuda`] lets one binary run with and without a GPU. [`peers`] is torch's own
+//! attention on GPUs, and [`TorchStream`] a stream that torch and other libraries share.
 //!
 //! ```no_run
 //! use flamia_autograd::{BackwardContext, ForwardContext, Function, FunctionError, apply};
@@ -51,6 +52,8 @@ mod ffi;
 mod function;
 mod gpu;
 pub mod gradcheck;
+pub mod peers;
+mod stream;
 
 pub use attention::{AttentionError, attention};
 pub use cuda::{CudaLoadError, CurrentStreamError, load_cuda};
@@ -58,3 +61,4 @@ pub use error::FunctionError;
 pub use ffi::torch_version;
 pub use function::{BackwardContext, ForwardContext, Function, apply, apply_fn};
 pub use gpu::{GpuCallError, attention_forward};
+pub use stream::{StreamError, TorchMemory, TorchStream};

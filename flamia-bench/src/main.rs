@@ -1,26 +1,47 @@
-//! The benchmarks' program: one subcommand per device. `cargo xtask sched` runs it too, with the word
-//! `sched` in front.
+//! The benchmarks' program: one subcommand for each subject, attention on the GPU without one. `cargo
+//! xtask sched` runs it too, with the word `sched` in front.
 
 use std::error::Error;
 use std::process::ExitCode;
 use std::{env, iter};
 
 use clap::{Parser, Subcommand};
+use flamia_bench::attention::Attention;
 use flamia_bench::cpu::Cpu;
 use flamia_bench::sched;
 use flamia_bench::schedules::Schedules;
 use flamia_probe::report::Output;
 
-/// Measure how fast each path of attention is
+/// Measure how fast attention is
+///
+/// Without a command: on the GPU, beside every other attention there, as `cargo xtask bench attention
+/// --help` tells at length.
 #[derive(Parser)]
-#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench", version)]
+#[command(
+    name = "cargo xtask bench",
+    bin_name = "cargo xtask bench",
+    version,
+    args_conflicts_with_subcommands = true
+)]
 struct Cli {
     #[command(subcommand)]
-    device: Device,
+    subject: Option<Subject>,
+    #[command(flatten)]
+    attention: OnGpu,
+}
+
+// `bench attention`, and `bench` itself. Undocumented for the reason given below.
+#[derive(clap::Args)]
+struct OnGpu {
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    bench: Attention,
 }
 
 #[derive(Subcommand)]
-enum Device {
+enum Subject {
+    Attention(OnGpu),
     // No documentation of its own: the last one below becomes the subcommand's.
     Cpu {
         #[command(flatten)]
@@ -55,11 +76,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
-    match cli.device {
-        Device::Cpu { bench, output } => {
+    let subject = cli.subject.unwrap_or(Subject::Attention(cli.attention));
+    match subject {
+        Subject::Attention(OnGpu { output, bench }) => bench.run(&output)?,
+        Subject::Cpu { bench, output } => {
             output.show("throughput of attention on the CPU", &bench.rows()?)?;
         }
-        Device::Schedules { bench, output } => {
+        Subject::Schedules { bench, output } => {
             output.show("schedules built on the GPU", &bench.rows()?)?;
         }
     }

@@ -56,10 +56,15 @@ impl Output {
 /// The package's version, and the commit if it was built in a git checkout.
 pub fn version() -> String {
     let version = concat!("flamia ", env!("CARGO_PKG_VERSION"));
-    match option_env!("BUILD_COMMIT") {
+    match commit() {
         Some(commit) => format!("{version}, commit {commit}"),
         None => version.to_owned(),
     }
+}
+
+/// The commit, if this was built in a git checkout.
+pub fn commit() -> Option<&'static str> {
+    option_env!("BUILD_COMMIT")
 }
 
 /// A row as a JSON object. Numbers that JSON lacks become null.

@@ -67,10 +67,33 @@ fn needs_torch(args: &[OsString]) -> bool {
         .is_some_and(|name| NEEDY.iter().any(|needy| name == needy))
 }
 
-/// Builds the benchmarks and becomes them.
+/// Builds the benchmarks and becomes them, with torch only where they compare with it.
 pub fn bench(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
-    let benchmarks = build(plain_cargo(here)?, "flamia-bench", &[])?;
-    become_command(without_torch(here, &benchmarks).args(args))
+    const BENCHMARKS: &str = "flamia-bench";
+    if !compares_with_torch(args) {
+        let benchmarks = build(plain_cargo(here)?, BENCHMARKS, &[])?;
+        return become_command(without_torch(here, &benchmarks).args(args));
+    }
+    let ready = libtorch::set_up(here)?;
+    let benchmarks = build(cargo(here, &ready)?, BENCHMARKS, &["--features", "torch"])?;
+    let mut benchmarks = here.command(benchmarks);
+    ready.apply(&mut benchmarks);
+    become_command(benchmarks.args(args))
+}
+
+/// Whether attention on the GPU is to be timed: with its name or without any, and not when it is only
+/// asked about.
+fn compares_with_torch(args: &[OsString]) -> bool {
+    const ASKING: [&str; 5] = ["--help", "-h", "--version", "-V", "--profile"];
+    let is_asking = |arg: &OsString| {
+        let arg = arg.to_string_lossy();
+        ASKING.contains(&arg.split('=').next().unwrap_or_default())
+    };
+    let is_attention = args.first().is_none_or(|first| {
+        let first = first.to_string_lossy();
+        first == "attention" || first.starts_with('-')
+    });
+    is_attention && !args.iter().any(is_asking)
 }
 
 /// A program that needs no libtorch, and finds the NVRTC that is there.
@@ -95,17 +118,9 @@ pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> 
     let start = Instant::now();
     let ready = libtorch::set_up(here)?;
     // Apart from the others: built with them, these would get the trainer's torch feature, and need
-    // the libtorch that xtask is there to find.
-    let torchless = ["xtask", "flamia-bench"];
-    let apart: Vec<_> = torchless
-        .iter()
-        .flat_map(|name| ["--package", name])
-        .collect();
-    let others: Vec<_> = ["--workspace"]
-        .into_iter()
-        .chain(torchless.iter().flat_map(|name| ["--exclude", name]))
-        .chain(ALL_FEATURES)
-        .collect();
+    // the libtorch that xtask is there to find. The benchmarks are tested in both their forms.
+    let apart = vec!["--package", "xtask", "--package", "flamia-bench"];
+    let others = [&["--workspace", "--exclude", "xtask"], &ALL_FEATURES[..]].concat();
     for packages in [apart, others] {
         let mut cargo = cargo(here, &ready)?;
         cargo.args(["test", "--release"]).args(packages).args(args);
@@ -180,9 +195,12 @@ fn report(what: &str, code: u8, start: Instant) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// Turns on, in a command for the whole workspace, what is off by default: the probes that need
-/// torch, and what is for GPUs.
-const ALL_FEATURES: [&str; 2] = ["--features", "flamia-probe/torch,flamia-sched/cuda,flamia-kernels/cuda"];
+/// Turns on, in a command for the whole workspace, what is off by default: the probes and benchmarks
+/// that need torch, and what is for GPUs.
+const ALL_FEATURES: [&str; 2] = [
+    "--features",
+    "flamia-probe/torch,flamia-bench/torch,flamia-sched/cuda,flamia-kernels/cuda",
+];
 
 /// Cargo at the workspace's root.
 fn plain_cargo(here: &Surroundings) -> anyhow::Result<Command> {
@@ -294,7 +312,7 @@ mod tests {
         let libtorch = machine.path("lib torch").display().to_string();
         let wanted = [
             "--package xtask --package flamia-bench",
-            "--workspace --exclude xtask --exclude flamia-bench --features flamia-probe/torch,flamia-sched/cuda,flamia-kernels/cuda",
+            "--workspace --exclude xtask --features flamia-probe/torch,flamia-bench/torch,flamia-sched/cuda,flamia-kernels/cuda",
         ]
         .map(|packages| format!("{libtorch}: test --release {packages} -- --nocapture\n"))
         .concat();
@@ -308,6 +326,32 @@ mod tests {
         assert!(needs(&["consistency", "--steps", "10"]) && needs(&["leakage"]));
         for line in [&[][..], &["--help"], &["accuracy", "--json", "leakage"]] {
             assert!(!needs(line), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn torch_is_set_up_only_for_the_benchmark_that_compares_with_it() {
+        let compares = |line: &[&str]| {
+            compares_with_torch(&line.iter().map(OsString::from).collect::<Vec<_>>())
+        };
+        for line in [
+            &[][..],
+            &["attention"],
+            &["--check"],
+            &["attention", "--gpu", "1"],
+        ] {
+            assert!(compares(line), "{line:?}");
+        }
+        for line in [
+            &["cpu"][..],
+            &["schedules", "--json", "attention"],
+            &["--help"],
+            &["attention", "-h"],
+            &["--profile", "quantise"],
+            &["attention", "--profile=quantise"],
+            &["atention"],
+        ] {
+            assert!(!compares(line), "{line:?}");
         }
     }
 

@@ -15,7 +15,7 @@ use flamia_sched::work::{HeadSections, Pass, Tiling};
 use super::forward::{Forward, ForwardCall, ForwardConfig, ForwardError, ForwardWork, ItemRows};
 use super::layout::{HeadDim, LayoutError};
 use super::quantise::{
-    Forms, Quantisation, QuantiseCall, QuantiseError, QuantisedLayout, Quantiser,
+    Forms, Quantisation, QuantiseCall, QuantiseError, Quantised, QuantisedLayout, Quantiser,
 };
 use super::tensor::{DeviceTensor, Scratch, ScratchError};
 use crate::error::AttentionError;
@@ -264,6 +264,14 @@ pub struct ForwardPlan {
     sections: HeadSections,
 }
 
+/// Where the codes of a call's operands are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Codes {
+    q: Quantised,
+    k: Quantised,
+    v: Quantised,
+}
+
 /// Tensors of a call, and the boundaries of its documents.
 #[derive(Clone, Copy, Debug)]
 pub struct CallTensors {
@@ -320,6 +328,27 @@ impl ForwardPlan {
         schedule: u64,
         scratch: Scratch,
     ) -> Result<(), CallError> {
+        // SAFETY: the caller vouches for everything; the operands are quantised for these boundaries
+        // before they are read.
+        unsafe {
+            let codes = self.quantise(stream, tensors, scratch)?;
+            self.attend(stream, tensors, &codes, schedule)
+        }
+    }
+
+    /// The first half of [`ForwardPlan::launch`]: quantises Q, K and V into the scratch.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there, but for O, LSE and the schedule.
+    pub unsafe fn quantise(
+        &self,
+        stream: Stream<'_>,
+        tensors: &CallTensors,
+        scratch: Scratch,
+    ) -> Result<Codes, CallError> {
         scratch.check("q, k and v", self.scratch_bytes())?;
         let mut free = scratch;
         let mut quantised = |operand: &Operand, input| {
@@ -335,15 +364,33 @@ impl ForwardPlan {
             // its own part.
             unsafe { operand.quantiser.launch(stream, &call, here) }
         };
-        let (q, k, v) = (
-            quantised(&self.q, tensors.q)?,
-            quantised(&self.k, tensors.k)?,
-            quantised(&self.v, tensors.v)?,
-        );
+        Ok(Codes {
+            q: quantised(&self.q, tensors.q)?,
+            k: quantised(&self.k, tensors.k)?,
+            v: quantised(&self.v, tensors.v)?,
+        })
+    }
+
+    /// The second half: computes O and LSE from what is quantised.
+    ///
+    /// # Errors
+    /// As [`ForwardPlan::launch`].
+    ///
+    /// # Safety
+    /// As there, but for Q, K and V, which are not read; the codes are what
+    /// [`ForwardPlan::quantise`] gave for these boundaries on the same stream, and the scratch is as
+    /// that left it.
+    pub unsafe fn attend(
+        &self,
+        stream: Stream<'_>,
+        tensors: &CallTensors,
+        codes: &Codes,
+        schedule: u64,
+    ) -> Result<(), CallError> {
         let call = ForwardCall {
-            q,
-            k,
-            v,
+            q: codes.q,
+            k: codes.k,
+            v: codes.v,
             kv_heads: self.shape.kv_heads,
             o: tensors.o,
             lse: tensors.lse,
@@ -356,8 +403,7 @@ impl ForwardPlan {
             c: self.options.c,
             tau: self.options.tau,
         };
-        // SAFETY: the operands were quantised for these boundaries above; the caller vouches for the
-        // schedule and the outputs.
+        // SAFETY: the caller vouches for the codes, the schedule and the outputs.
         unsafe { self.forward.launch(stream, &call)? };
         Ok(())
     }
