@@ -54,6 +54,10 @@ fn attention_without_a_gpu_says_what_to_do() {
 fn mistakes_are_found_before_anything_runs() {
     let error = refusal(&["--peers", "causal:no/peers.json"]);
     assert!(error.contains("no/peers.json"), "{error}");
+    for flag in ["--json", "--svg"] {
+        let error = refusal(&[flag, "no/rows"]);
+        assert!(error.contains("there is no folder no;"), "{error}");
+    }
     let error = refusal(&["atention"]);
     assert!(
         error.contains("similar") && error.contains("attention"),

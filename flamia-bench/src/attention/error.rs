@@ -1,5 +1,7 @@
 //! Why there are no times.
 
+use std::path::PathBuf;
+
 use flamia_train::atomic::WriteError;
 use flamia_train::plot::PlotError;
 
@@ -11,6 +13,14 @@ pub enum BenchError {
     /// Times of another program that cannot be used.
     #[error(transparent)]
     Peers(#[from] PeersError),
+    /// A file in a folder that is not there.
+    #[error("cannot write {}: there is no folder {}; make it first", path.display(), folder.display())]
+    NoFolder {
+        /// The file.
+        path: PathBuf,
+        /// Its folder.
+        folder: PathBuf,
+    },
     /// Rows that cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),

@@ -124,6 +124,17 @@ impl Attention {
         }
         // A mistake in these should not cost a measurement.
         let external = self.external()?;
+        for path in output.json.iter().chain(&self.svg) {
+            let folder = path
+                .parent()
+                .filter(|folder| !folder.as_os_str().is_empty());
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                return Err(BenchError::NoFolder {
+                    path: path.clone(),
+                    folder: folder.to_owned(),
+                });
+            }
+        }
         self.measure(external, output)
     }
 
