@@ -6,11 +6,11 @@ use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
 
 use flamia_cuda::{Arch, BuildError, Gpu, Stream};
-use flamia_sched::Documents;
 use flamia_sched::cuda::{
     Boundary, BuildCall, ScheduleError, ScheduleHeader, ScheduleKernels, ScheduleLayout,
 };
 use flamia_sched::work::{HeadSections, Pass, Tiling};
+use flamia_sched::{Documents, Mask};
 
 use super::forward::{Forward, ForwardCall, ForwardConfig, ForwardError, ForwardWork, ItemRows};
 use super::layout::{HeadDim, LayoutError};
@@ -142,8 +142,6 @@ impl Kernels {
             let layout = quantisation.layout(shape.tokens, shape.documents, heads)?;
             Ok::<_, CallError>(Operand { quantiser, layout })
         };
-        let group = shape.heads / shape.kv_heads.max(1);
-        let bytes_per_row = (2 * shape.head_dim).div_ceil(group.max(1));
         Ok(ForwardPlan {
             shape,
             options: *options,
@@ -152,13 +150,7 @@ impl Kernels {
             v: operand(false, Forms::Transposed, shape.kv_heads)?,
             forward: cached(&self.forwards, config, || Forward::new(&self.gpu, config))?,
             schedule: ScheduleLayout::new(shape.tokens).map_err(ScheduleError::from)?,
-            sections: HeadSections::fitting(
-                NonZero::new(shape.heads).unwrap_or(NonZero::<usize>::MIN),
-                NonZero::new(group).unwrap_or(NonZero::<usize>::MIN),
-                shape.tokens,
-                bytes_per_row,
-                self.gpu.l2_bytes() / L2_SHARE,
-            ),
+            sections: sections(&shape, options.mask, self.gpu.l2_bytes()),
         })
     }
 
@@ -220,6 +212,26 @@ impl Kernels {
         }
         Ok(options.validate(shape.head_dim)?)
     }
+}
+
+/// Heads in sections whose keys and values the L2 cache holds pay under the full mask, where all items
+/// of a document cost the same. Under the others they start each section with long items again, and one
+/// section was as fast or faster on most rows that were measured.
+fn sections(shape: &CallShape, mask: Mask, l2_bytes: usize) -> HeadSections {
+    let count = |n| NonZero::new(n).unwrap_or(NonZero::<usize>::MIN);
+    let heads = count(shape.heads);
+    if mask.is_causal() {
+        return HeadSections::whole(heads);
+    }
+    let group = count(shape.heads / shape.kv_heads.max(1));
+    let bytes_per_row = (2 * shape.head_dim).div_ceil(group.get());
+    HeadSections::fitting(
+        heads,
+        group,
+        shape.tokens,
+        bytes_per_row,
+        l2_bytes / L2_SHARE,
+    )
 }
 
 /// Query rows of an item. Three warpgroups were faster on every row that was measured, down to documents
@@ -406,5 +418,36 @@ impl ForwardPlan {
         // SAFETY: the caller vouches for the codes, the schedule and the outputs.
         unsafe { self.forward.launch(stream, &call)? };
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_and_mask_decide_how_heads_and_rows_are_cut() {
+        let shape = CallShape {
+            tokens: 16_384,
+            documents: 4,
+            heads: 16,
+            kv_heads: 4,
+            head_dim: 128,
+        };
+        let per_section = |mask| sections(&shape, mask, 64 << 20).per_section();
+        assert_eq!(per_section(Mask::Causal), 16);
+        assert_eq!(per_section(Mask::window(100)), 16);
+        // 64 bytes a row and query head: 32 heads would fit half of the cache.
+        assert_eq!(per_section(Mask::Full), 16);
+        let long = CallShape {
+            tokens: 131_072,
+            ..shape
+        };
+        assert_eq!(sections(&long, Mask::Full, 64 << 20).per_section(), 4);
+
+        let rows = |documents| item_rows(&CallShape { documents, ..shape });
+        assert_eq!(rows(64), ItemRows::R192);
+        assert_eq!(rows(65), ItemRows::R128);
+        assert_eq!(rows(0), ItemRows::R192);
     }
 }
