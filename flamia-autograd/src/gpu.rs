@@ -108,7 +108,30 @@ pub fn attention_forward(
     gpu.launch(&plan, [q, k, v], cu_seqlens, &schedule)
 }
 
-/// The same for documents that the host has. Their schedule is kept for the next call with the same
+/// Says whether a GPU computes calls with these options, and compiles kernels for them: what takes
+/// seconds, or is refused, is so before the first step of a long run.
+///
+/// # Errors
+/// See [`GpuCallError`].
+pub fn prepare_gpu(
+    device: Device,
+    options: &Options,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> Result<(), GpuCallError> {
+    let shape = CallShape {
+        tokens: 1,
+        documents: 1,
+        heads,
+        kv_heads,
+        head_dim,
+    };
+    Place::of(device)?.kernels.plan(shape, &native(options))?;
+    Ok(())
+}
+
+/// [`attention_forward`] for documents that the host has. Their schedule is kept for the next call with the same
 /// documents and options on the same stream, so that the layers of a model share it.
 fn attention_forward_of(
     documents: &Documents,

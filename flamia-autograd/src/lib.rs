@@ -60,5 +60,5 @@ pub use cuda::{CudaLoadError, CurrentStreamError, load_cuda};
 pub use error::FunctionError;
 pub use ffi::torch_version;
 pub use function::{BackwardContext, ForwardContext, Function, apply, apply_fn};
-pub use gpu::{GpuCallError, attention_forward};
+pub use gpu::{GpuCallError, attention_forward, prepare_gpu};
 pub use stream::{StreamError, TorchMemory, TorchStream};

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::source::Key;
 
 /// The environment variable that names the cache's folder.
-const SETTING: &str = "FLAMIA_KERNEL_CACHE";
+pub(crate) const SETTING: &str = "FLAMIA_KERNEL_CACHE";
 
 /// What a compilation gave.
 #[derive(Debug, PartialEq, Eq)]

@@ -68,3 +68,6 @@ pub use launch::{Arguments, Launch, Stream};
 pub use log::KernelResources;
 pub use source::{Header, Program, Source};
 pub use version::Version;
+
+/// The environment variables that this crate reads, besides those that are not its own.
+pub const ENVIRONMENT: [&str; 2] = [find::SETTING, cache::SETTING];

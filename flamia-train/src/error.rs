@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+use flamia_autograd::GpuCallError;
 use tch::TchError;
 
 use crate::atomic::WriteError;
@@ -29,6 +30,9 @@ pub enum TrainError {
     /// Its device.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// Attention that the GPU has no kernel for.
+    #[error("{0}\n  To have the host compute it, slowly: --kernel-backend host")]
+    Gpu(#[from] GpuCallError),
     /// The model it asks for.
     #[error(transparent)]
     Shape(#[from] ShapeError),

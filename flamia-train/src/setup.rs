@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use datasets::Position;
+use flamia_autograd::prepare_gpu;
+use flamia_kernels::Backend;
 use tch::Device;
 use toml::Table;
 
@@ -81,13 +83,7 @@ impl Trainer {
             corpus,
         } = parts;
         let mut notes = vec![format!("device: {device_words}")];
-        if device != Device::Cpu && settings.attention != settings::Attention::Sdpa {
-            notes.push(format!(
-                "attention: {} has no GPU kernel yet and runs on the CPU, which is slow; \
-                 --attention sdpa stays on the GPU",
-                settings.attention
-            ));
-        }
+        notes.extend(attention_on(device, &settings)?);
         notes.extend(corpus);
         notes.push(dataset.report().to_string());
         notes.push(format!("model: {} parameters", model.params.count()));
@@ -226,6 +222,35 @@ fn continued(
         versions: fresh.versions,
         ..saved
     })
+}
+
+/// Refuses what the GPU has no kernel for, and says where attention is computed if not where the model
+/// is.
+fn attention_on(device: Device, settings: &Settings) -> Result<Option<String>, TrainError> {
+    let settings::Attention::Path(path) = settings.attention else {
+        return Ok(None);
+    };
+    if device == Device::Cpu {
+        return Ok(None);
+    }
+    let options = settings.kernel.options(path);
+    if path == flamia_kernels::Path::Reference || options.backend == Backend::Host {
+        return Ok(Some(format!(
+            "attention: {path} is computed on the host, which is slow; --attention sdpa stays on the GPU"
+        )));
+    }
+    let model = &settings.model;
+    prepare_gpu(
+        device,
+        &options,
+        model.heads,
+        model.kv_heads,
+        model.head_dim,
+    )?;
+    Ok(Some(format!(
+        "attention: {path} forward on the GPU; its backward pass has no kernel yet and runs on the \
+         host, which is slow; --attention sdpa stays on the GPU"
+    )))
 }
 
 fn refuse_changes(saved: &Path, now: &Table) -> Result<(), TrainError> {

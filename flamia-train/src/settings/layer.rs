@@ -10,6 +10,10 @@ use super::error::SettingsError;
 use super::key::{Key, found};
 use super::table::keys;
 
+/// Variables that the kernels' runtime reads: its compiler and its cache. A test holds them against
+/// `flamia_cuda::ENVIRONMENT`.
+const OF_KERNELS: [&str; 2] = ["FLAMIA_NVRTC", "FLAMIA_KERNEL_CACHE"];
+
 /// Values from one source, each with its key and the place that set it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Layer {
@@ -89,7 +93,7 @@ impl Layer {
         let mut layer = Self::default();
         for (name, value) in env {
             let name = name.to_string_lossy();
-            if !name.starts_with("FLAMIA_") {
+            if !name.starts_with("FLAMIA_") || OF_KERNELS.contains(&&*name) {
                 continue;
             }
             let Some(key) = keys().iter().find(|key| key.variable == name) else {

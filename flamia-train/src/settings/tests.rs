@@ -194,6 +194,13 @@ fn values_land_in_their_fields() {
 }
 
 #[test]
+fn variables_of_the_kernels_are_no_settings() {
+    let kernels = flamia_cuda::ENVIRONMENT.map(|name| (name, "/somewhere"));
+    let settings = load(&[], &[&kernels[..], &[("FLAMIA_SEED", "3")]].concat()).unwrap();
+    assert_eq!(settings.seed, 3);
+}
+
+#[test]
 fn flags_win_over_the_environment_over_the_file_over_defaults() {
     let file = Toml::new("steps = 101\nseed = 101\nthreads = 101");
     let env = [
