@@ -32,7 +32,7 @@ pub enum TrainError {
     Device(#[from] DeviceError),
     /// Attention that the GPU has no kernel for.
     #[error("{0}\n  To have the host compute it, slowly: --kernel-backend host")]
-    Gpu(#[from] GpuCallError),
+    Gpu(#[from] Box<GpuCallError>),
     /// The model it asks for.
     #[error(transparent)]
     Shape(#[from] ShapeError),

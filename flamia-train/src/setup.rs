@@ -246,7 +246,8 @@ fn attention_on(device: Device, settings: &Settings) -> Result<Option<String>, T
         model.heads,
         model.kv_heads,
         model.head_dim,
-    )?;
+    )
+    .map_err(Box::new)?;
     Ok(Some(format!(
         "attention: {path} forward on the GPU; its backward pass has no kernel yet and runs on the \
          host, which is slow; --attention sdpa stays on the GPU"
