@@ -48,6 +48,16 @@ pub enum Profile {
     Hopper,
 }
 
+impl Profile {
+    /// The profile that the reference backend computes with.
+    pub fn on_host(self) -> Self {
+        match self {
+            Profile::Auto => Profile::BlockScaled,
+            named => named,
+        }
+    }
+}
+
 /// Who computes on tensors that lie on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Backend {

@@ -107,7 +107,7 @@ impl Row {
         Self {
             input: input.to_owned(),
             path: options.path.to_string(),
-            profile: options.profile.to_string(),
+            profile: options.profile.on_host().to_string(),
             mask: options.mask.to_string(),
             length: problem.rows(),
             heads: problem.heads,
