@@ -124,11 +124,7 @@ pub fn attention(
     {
         return attention_on_gpu([q, k, v], documents, options, stats);
     }
-    let call = Call {
-        documents: documents.clone(),
-        options: *options,
-        stats: stats.cloned(),
-    };
+    let call = Call::new(documents, options, stats);
     let outputs = match kind {
         Kind::Float => apply(Attention::<f32>::new(call), &inputs),
         Kind::Double => apply(Attention::<f64>::new(call), &inputs),
@@ -163,12 +159,8 @@ fn attention_on_gpu(
     };
     let [q, k, v] = inputs;
     let (q, k, v) = (narrow(q)?, narrow(k)?, narrow(v)?);
-    let call = GpuAttention {
-        documents: documents.clone(),
-        options: *options,
-        stats: stats.cloned(),
-    };
-    let o = only(apply(call, &[Some(&q), Some(&k), Some(&v)]))?;
+    let call = Call::new(documents, options, stats);
+    let o = only(apply(GpuAttention(call), &[Some(&q), Some(&k), Some(&v)]))?;
     Ok(o.f_to_kind(kind).map_err(FunctionError::from)?)
 }
 
@@ -190,10 +182,25 @@ fn only(outputs: Result<Vec<Tensor>, FunctionError>) -> Result<Tensor, Attention
 }
 
 /// Everything about a call but its tensors.
-struct Call {
-    documents: Documents,
-    options: Options,
-    stats: Option<Arc<Stats>>,
+pub(crate) struct Call {
+    pub documents: Documents,
+    pub options: Options,
+    pub stats: Option<Arc<Stats>>,
+}
+
+impl Call {
+    fn new(documents: &Documents, options: &Options, stats: Option<&Arc<Stats>>) -> Self {
+        Self {
+            documents: documents.clone(),
+            options: *options,
+            stats: stats.cloned(),
+        }
+    }
+
+    /// The name of the graph's node.
+    pub fn name(&self) -> Cow<'static, str> {
+        format!("{} attention", self.options.path).into()
+    }
 }
 
 /// An element type that tch and the kernels both know.
@@ -296,7 +303,7 @@ fn write<E: Scalar>(data: &[E], like: &Tensor) -> Result<Tensor, TchError> {
 
 impl<E: Scalar> Function for Attention<E> {
     fn name(&self) -> Cow<'static, str> {
-        format!("{} attention", self.call.options.path).into()
+        self.call.name()
     }
 
     fn forward(
@@ -327,23 +334,18 @@ impl<E: Scalar> Function for Attention<E> {
         ctx: &BackwardContext,
         grads: &[Option<Tensor>],
     ) -> Result<Vec<Option<Tensor>>, FunctionError> {
-        let Call {
-            documents,
-            options,
-            stats,
-        } = &self.call;
-        backward_on_host::<E>(ctx, grads, &self.lse, documents, options, stats.as_deref())
+        backward_on_host::<E>(ctx, grads, &self.lse, &self.call, &self.call.options)
     }
 }
 
-/// The backward pass of the reference backend. Saved are q, k, v and o; results lie where q does.
+/// The backward pass of the reference backend, with the options that the forward pass had. Saved are
+/// q, k, v and o; results lie where q does.
 pub(crate) fn backward_on_host<E: Scalar>(
     ctx: &BackwardContext,
     grads: &[Option<Tensor>],
     lse: &[E::Real],
-    documents: &Documents,
+    call: &Call,
     options: &Options,
-    stats: Option<&Stats>,
 ) -> Result<Vec<Option<Tensor>>, FunctionError> {
     if ctx.grad_enabled() {
         return Err(FunctionError::custom(
@@ -365,9 +367,9 @@ pub(crate) fn backward_on_host<E: Scalar>(
         &host_o.view("o")?,
         lse,
         &host_d_o.view("d_o")?,
-        documents,
+        &call.documents,
         options,
-        stats,
+        call.stats.as_deref(),
     )
     .map_err(FunctionError::custom)?;
     Ok(vec![

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use flamia_cuda::{Gpu, GpuError, Stream};
 use flamia_kernels::cuda::call::{CallError, CallShape, CallTensors, ForwardPlan, Kernels};
 use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
-use flamia_kernels::{Options, Profile, Stats};
+use flamia_kernels::{Options, Profile};
 use flamia_sched::Documents;
 use half::bf16;
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::attention::backward_on_host;
+use crate::attention::{Call, backward_on_host};
 use crate::cuda::{CurrentStreamError, current_stream};
 use crate::error::FunctionError;
 use crate::function::{BackwardContext, ForwardContext, Function};
@@ -193,15 +193,11 @@ fn native(options: &Options) -> Options {
 }
 
 /// Attention of BF16 tensors on a GPU: forward there, backward on the host, until its kernel exists.
-pub(crate) struct GpuAttention {
-    pub documents: Documents,
-    pub options: Options,
-    pub stats: Option<Arc<Stats>>,
-}
+pub(crate) struct GpuAttention(pub Call);
 
 impl Function for GpuAttention {
     fn name(&self) -> Cow<'static, str> {
-        format!("{} attention", self.options.path).into()
+        self.0.name()
     }
 
     fn forward(
@@ -210,9 +206,9 @@ impl Function for GpuAttention {
         inputs: &[Option<&Tensor>],
     ) -> Result<Vec<Tensor>, FunctionError> {
         let [q, k, v] = [0, 1, 2].map(|i| inputs[i].expect("attention passes q, k and v"));
-        let (rows_q, rows_k, rows_v) = (aligned_rows(q)?, aligned_rows(k)?, aligned_rows(v)?);
+        let (rows_q, rows_k, rows_v) = (readable_rows(q)?, readable_rows(k)?, readable_rows(v)?);
         let rows = [&rows_q, &rows_k, &rows_v];
-        let (o, lse) = attention_forward_of(&self.documents, rows, &self.options)
+        let (o, lse) = attention_forward_of(&self.0.documents, rows, &self.0.options)
             .map_err(FunctionError::custom)?;
         let o = o.f_view(&q.size()[..])?;
         ctx.save_for_backward(&[q, k, v, &o, &lse]);
@@ -225,32 +221,19 @@ impl Function for GpuAttention {
         grads: &[Option<Tensor>],
     ) -> Result<Vec<Option<Tensor>>, FunctionError> {
         let lse = Vec::try_from(&ctx.saved()[4].f_flatten(0, -1)?.f_to_device(Device::Cpu)?)?;
-        let options = native(&self.options);
-        backward_on_host::<bf16>(
-            ctx,
-            grads,
-            &lse,
-            &self.documents,
-            &options,
-            self.stats.as_deref(),
-        )
+        let options = native(&self.0.options);
+        backward_on_host::<bf16>(ctx, grads, &lse, &self.0, &options)
     }
 }
 
-/// The tensor as `[rows, heads, head_dim]`, copied only where its rows do not start at multiples of 16
-/// bytes.
-fn aligned_rows(tensor: &Tensor) -> Result<Tensor, TchError> {
+/// The tensor as `[rows, heads, head_dim]`, copied only where kernels cannot read it as it lies.
+fn readable_rows(tensor: &Tensor) -> Result<Tensor, TchError> {
     let size = tensor.size();
     let [.., heads, head_dim] = size[..] else {
         return Ok(tensor.shallow_clone());
     };
     let rows = tensor.detach().f_reshape([-1, heads, head_dim])?;
-    let strides = rows.stride();
-    let vector = 8;
-    let is_aligned = strides[2] == 1
-        && strides[..2].iter().all(|stride| stride % vector == 0)
-        && address(&rows).is_multiple_of(16);
-    if is_aligned {
+    if device_tensor("rows", &rows).is_readable() {
         Ok(rows)
     } else {
         rows.f_contiguous()

@@ -1,7 +1,10 @@
 //! Attention in torch's graph: against torch's own gradients, finite differences and itself.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::cosine;
 use flamia_autograd::gradcheck::gradcheck;
 use flamia_autograd::{AttentionError, FunctionError, attention};
 use flamia_kernels::{Exponential, Mask, Options, Path, Profile, Stats};
@@ -53,11 +56,6 @@ fn torch_attention([q, k, v]: &[Tensor; 3], documents: &Documents, mask: Mask) -
         })
         .collect();
     Tensor::cat(&parts, 0)
-}
-
-fn cosine(a: &Tensor, b: &Tensor) -> f64 {
-    let [a, b] = [a, b].map(|x| x.detach().to_kind(Kind::Double).reshape([-1]));
-    a.dot(&b).double_value(&[]) / (a.dot(&a) * b.dot(&b)).sqrt().double_value(&[])
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Attention of tensors on a GPU against the reference on the host. `cargo test -- --ignored` on a
 //! machine with a Hopper GPU.
 
+mod common;
+
+use common::cosine;
 use flamia_autograd::{attention, attention_forward, load_cuda};
 use flamia_kernels::{Backend, Mask, Options, Path, Profile};
 use flamia_sched::Documents;
@@ -23,16 +26,6 @@ fn on_host(mask: Mask) -> Options {
 
 fn normal(shape: &[i64], kind: Kind) -> Tensor {
     Tensor::randn(shape, (Kind::Float, GPU)).to_kind(kind)
-}
-
-fn cosine(a: &Tensor, b: &Tensor) -> f64 {
-    let flat = |x: &Tensor| {
-        x.to_device(Device::Cpu)
-            .to_kind(Kind::Double)
-            .flatten(0, -1)
-    };
-    let (a, b) = (flat(a), flat(b));
-    (a.dot(&b) / (a.dot(&a) * b.dot(&b)).sqrt()).double_value(&[])
 }
 
 fn start() {

@@ -1,6 +1,9 @@
 //! torch's own attention on a GPU gives what exact attention does, and replays as a CUDA graph.
 //! `cargo test -p flamia-autograd --test peers -- --ignored` on a machine that has one.
 
+mod common;
+
+use common::cosine;
 use flamia_autograd::peers::{Peer, PeerCall, PeerError};
 use flamia_autograd::{TorchMemory, TorchStream, load_cuda};
 use flamia_cuda::{Gpu, GpuError, Graph, Stream};
@@ -81,12 +84,6 @@ impl Operands {
             .backward();
         [o.detach(), q.grad(), k.grad(), v.grad()]
     }
-}
-
-fn cosine(a: &Tensor, b: &Tensor) -> f64 {
-    let (a, b) = (a.to_kind(Kind::Double), b.to_kind(Kind::Double));
-    let dot = |a: &Tensor, b: &Tensor| f64::try_from((a * b).sum(Kind::Double)).unwrap();
-    dot(&a, &b) / (dot(&a, &a) * dot(&b, &b)).sqrt()
 }
 
 #[test]

@@ -38,6 +38,17 @@ pub struct Header {
     pub text: &'static str,
 }
 
+/// The [`Header`] in the file of this name beside the file that calls.
+#[macro_export]
+macro_rules! header {
+    ($name:literal) => {
+        $crate::Header {
+            name: $name,
+            text: include_str!($name),
+        }
+    };
+}
+
 /// What one cubin is compiled from.
 #[derive(Clone, Copy, Debug)]
 pub struct Program<'a> {

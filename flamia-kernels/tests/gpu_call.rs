@@ -1,9 +1,11 @@
 //! Whole calls on a GPU, schedule and quantisers included, against the CPU's `hopper` profile.
 
 mod attention;
+mod common;
 mod quantised;
 
 use attention::{Outputs, Problem, Shape};
+use common::cosine;
 use flamia_cuda::{Buffer, Gpu, Graph};
 use flamia_kernels::cuda::call::{CallError, CallShape, CallTensors, ForwardPlan, Kernels};
 use flamia_kernels::cuda::layout::HeadDim;
@@ -114,11 +116,6 @@ fn boundaries(documents: &Documents, entries: usize) -> Vec<i32> {
     let mut cu_seqlens = documents.cu_seqlens().to_vec();
     cu_seqlens.resize(entries, documents.total() as i32);
     cu_seqlens
-}
-
-fn cosine(a: &[f64], b: &[f64]) -> f64 {
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
 /// Close to the CPU's `hopper` profile.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use flamia_autograd::{
     BackwardContext, ForwardContext, Function, FunctionError, apply, gradcheck::gradcheck,
 };
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Counts the tokens that are alive.
 #[derive(Clone, Default)]
@@ -94,4 +94,13 @@ where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>, FunctionError>,
 {
     gradcheck(f, inputs, 1e-6, 1e-8, 1e-6).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Of all elements, in double precision on the host.
+pub fn cosine(a: &Tensor, b: &Tensor) -> f64 {
+    let [a, b] = [a, b].map(|x| {
+        let x = x.detach().to_device(Device::Cpu);
+        x.to_kind(Kind::Double).reshape([-1])
+    });
+    a.dot(&b).double_value(&[]) / (a.dot(&a) * b.dot(&b)).sqrt().double_value(&[])
 }

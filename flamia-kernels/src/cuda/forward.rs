@@ -3,7 +3,7 @@
 //! The numbers are those of the CPU's `hopper` profile, up to the hardware's 2^x and the order of the
 //! row sum; `forward_sm90.cu` computes them.
 
-use flamia_cuda::{Arch, BuildError, Gpu, GpuError, Header, Kernel, Launch, Source, Stream};
+use flamia_cuda::{Arch, BuildError, Gpu, GpuError, Kernel, Launch, Source, Stream, header};
 use flamia_sched::Mask;
 use flamia_sched::cuda::{SCHEDULE_HEADER, ScheduleLayout, schedule_defines};
 use flamia_sched::work::{HeadSections, Tiling};
@@ -12,15 +12,6 @@ use super::layout::{HeadDim, LayoutError, PaddedLayout};
 use super::parameters::parameters;
 use super::quantise::Quantised;
 use super::tensor::{DeviceTensor, TensorError};
-
-macro_rules! header {
-    ($name:literal) => {
-        Header {
-            name: $name,
-            text: include_str!($name),
-        }
-    };
-}
 
 /// The kernel's source.
 pub const SOURCE: Source = Source {

@@ -3,7 +3,7 @@
 //! The numbers are those of the CPU's `hopper` profile, bit for bit: `quantise.cu` has them, and where
 //! they lie is [`layout`](super::layout)'s matter.
 
-use flamia_cuda::{BuildError, Gpu, GpuError, Header, Kernel, Launch, Source, Stream};
+use flamia_cuda::{BuildError, Gpu, GpuError, Kernel, Launch, Source, Stream, header};
 
 use super::layout::{HeadDim, LayoutError, PaddedLayout};
 use super::parameters::parameters;
@@ -14,26 +14,11 @@ pub const SOURCE: Source = Source {
     name: "flamia-kernels/src/cuda/quantise.cu",
     text: include_str!("quantise.cu"),
     headers: &[
-        Header {
-            name: "block_scale.cuh",
-            text: include_str!("block_scale.cuh"),
-        },
-        Header {
-            name: "e4m3.cuh",
-            text: include_str!("e4m3.cuh"),
-        },
-        Header {
-            name: "layout.cuh",
-            text: include_str!("layout.cuh"),
-        },
-        Header {
-            name: "parameters.cuh",
-            text: include_str!("parameters.cuh"),
-        },
-        Header {
-            name: "ptx.cuh",
-            text: include_str!("ptx.cuh"),
-        },
+        header!("block_scale.cuh"),
+        header!("e4m3.cuh"),
+        header!("layout.cuh"),
+        header!("parameters.cuh"),
+        header!("ptx.cuh"),
     ],
 };
 

@@ -69,6 +69,11 @@ impl DeviceTensor {
         }
     }
 
+    /// Whether kernels can read the tensor as it lies, or want it contiguous first.
+    pub fn is_readable(&self) -> bool {
+        self.row_strides(self.shape).is_ok()
+    }
+
     /// The strides of tokens and heads in elements, if kernels can read the tensor and it has this
     /// shape. The stride of a dimension of one element says nothing and is not looked at.
     pub(crate) fn row_strides(&self, expected: [usize; 3]) -> Result<[i64; 2], TensorError> {

@@ -22,17 +22,11 @@ pub use schedule::{DeviceSchedule, HostSchedule};
 
 /// What a schedule is on the device, and how an attention kernel's CTAs walk it: the header for
 /// kernels that use one.
-pub const SCHEDULE_HEADER: flamia_cuda::Header = flamia_cuda::Header {
-    name: "schedule.cuh",
-    text: include_str!("schedule.cuh"),
-};
+pub const SCHEDULE_HEADER: flamia_cuda::Header = flamia_cuda::header!("schedule.cuh");
 
 /// Dynamic acquisition by Cluster Launch Control, for kernels of sm_100 and later. Compiled, and never
 /// yet run: includes [`SCHEDULE_HEADER`].
-pub const CLAIM_HEADER: flamia_cuda::Header = flamia_cuda::Header {
-    name: "claim.cuh",
-    text: include_str!("claim.cuh"),
-};
+pub const CLAIM_HEADER: flamia_cuda::Header = flamia_cuda::header!("claim.cuh");
 
 /// The macros that [`SCHEDULE_HEADER`] checks its structures with.
 pub fn schedule_defines() -> Vec<(&'static str, String)> {
