@@ -17,6 +17,9 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory of a block.
     pub shared: u32,
+    /// Whether it may start before the kernel in front of it on the stream is over; see
+    /// [`Launch::starting_early`].
+    pub starts_early: bool,
 }
 
 impl Launch {
@@ -26,6 +29,7 @@ impl Launch {
             grid: [blocks, 1, 1],
             block: [threads, 1, 1],
             shared: 0,
+            starts_early: false,
         }
     }
 
@@ -33,6 +37,20 @@ impl Launch {
     #[must_use]
     pub const fn with_shared(self, shared: u32) -> Self {
         Self { shared, ..self }
+    }
+
+    /// The same, starting as soon as every block of the kernel in front of it on the stream has run
+    /// `griddepcontrol.launch_dependents` or is over (programmatic dependent launch). That kernel's
+    /// results are there only once `griddepcontrol.wait` has returned, which every block of this one
+    /// has to call: work after it on the stream takes it that everything before is over too.
+    ///
+    /// From compute capability 9.0 on; other GPUs refuse the launch.
+    #[must_use]
+    pub const fn starting_early(self) -> Self {
+        Self {
+            starts_early: true,
+            ..self
+        }
     }
 }
 
@@ -42,6 +60,7 @@ impl fmt::Display for Launch {
             grid: [gx, gy, gz],
             block: [bx, by, bz],
             shared,
+            starts_early: _,
         } = self;
         write!(
             f,

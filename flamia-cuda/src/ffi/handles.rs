@@ -129,21 +129,38 @@ impl FunctionHandle {
         for (address, argument) in addresses.iter_mut().zip(arguments) {
             *address = argument.address.cast_mut();
         }
-        let (grid, block) = (launch.grid.into(), launch.block.into());
+        let mut early_start = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.block[0],
+            blockDimY: launch.block[1],
+            blockDimZ: launch.block[2],
+            sharedMemBytes: launch.shared,
+            hStream: stream.0,
+            attrs: &mut early_start,
+            numAttrs: launch.starts_early.into(),
+        };
         let _current = Current::make(&self.module.context)?;
         // SAFETY: the function's module is loaded and its context current. The driver copies the
-        // arguments before it returns, as many bytes of each as its parameter has.
+        // configuration and the arguments before it returns, as many bytes of each as its parameter
+        // has.
         let launched = unsafe {
-            result::launch_kernel(
+            sys::cuLaunchKernelEx(
+                &config,
                 self.function,
-                grid,
-                block,
-                launch.shared,
-                stream.0,
-                &mut addresses,
+                addresses.as_mut_ptr(),
+                std::ptr::null_mut(),
             )
         };
-        launched.map_err(|error| {
+        launched.result().map_err(|error| {
             let (status, text) = told(error);
             GpuError::Launch {
                 kernel: name.to_owned(),

@@ -363,6 +363,7 @@ impl ForwardPlan {
     ) -> Result<Codes, CallError> {
         scratch.check("q, k and v", self.scratch_bytes())?;
         let mut free = scratch;
+        let mut is_first = true;
         let mut quantised = |operand: &Operand, input| {
             let (here, rest) = free.split(operand.layout.bytes());
             free = rest;
@@ -373,8 +374,14 @@ impl ForwardPlan {
                 documents: self.shape.documents,
             };
             // SAFETY: the caller vouches for the tensors and the scratch, of which each operand has
-            // its own part.
-            unsafe { operand.quantiser.launch(stream, &call, here) }
+            // its own part; only the first follows work that it may depend on.
+            unsafe {
+                if std::mem::take(&mut is_first) {
+                    operand.quantiser.launch(stream, &call, here)
+                } else {
+                    operand.quantiser.launch_after(stream, &call, here)
+                }
+            }
         };
         Ok(Codes {
             q: quantised(&self.q, tensors.q)?,

@@ -22,6 +22,7 @@ pub const SOURCE: Source = Source {
         header!("layout.cuh"),
         header!("parameters.cuh"),
         header!("prim_sm90.cuh"),
+        header!("ptx.cuh"),
         header!("softmax.cuh"),
         SCHEDULE_HEADER,
     ],
@@ -363,7 +364,8 @@ impl Forward {
     }
 
     /// Computes O and LSE. Waits for nothing, and can be captured: the launch depends on shapes alone.
-    /// The results depend neither on the order of items and heads nor on how they are acquired.
+    /// The results depend neither on the order of items and heads nor on how they are acquired. Its
+    /// start overlaps the end of a quantiser in front of it on the stream.
     ///
     /// # Errors
     /// Something does not fit, or the driver refuses the launch.
@@ -386,8 +388,9 @@ impl Forward {
             return Ok(());
         }
         let launch = Launch::linear(self.ctas, self.config.threads())
-            .with_shared(self.config.shared_bytes());
-        // SAFETY: the parameters are the kernel's, which the compiler compared field by field; every
+            .with_shared(self.config.shared_bytes())
+            .starting_early();
+        // SAFETY: the kernel waits for what is in front of it, the parameters are the kernel's, which the compiler compared field by field; every
         // address in them is the caller's, who vouches for the memory behind it.
         unsafe { self.kernel.launch(stream, launch, (parameters,))? };
         Ok(())

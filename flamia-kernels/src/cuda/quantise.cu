@@ -421,11 +421,7 @@ __device__ __forceinline__ void store_row_sums(float *block, const Features<u32>
     if (place.column % 2 == 0) block[quad_token(place.quad(), m)] = sums[0];
 }
 
-// CTAs that an SM holds at least: warps whose loads hide one another's latency are worth registers, up to
-// here. With 12, and 80 registers for each thread, rotated rows take 9 % longer.
-constexpr int CTAS = HEAD_DIM == 128 ? 10 : 16;
-
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) quantise(const __grid_constant__ Parameters p) {
+__device__ __forceinline__ void quantise_block(const Parameters &p) {
     const int head = blockIdx.x % p.heads;
     const int block = blockIdx.x / p.heads;
     const Rows rows = rows_of_block(p, block * BLOCK_TOKENS);
@@ -458,4 +454,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) quantise(const __gri
         load(raw, output, p.output_token_stride, rows, place);
         store_row_sums(p.row_sums + slot, codes, raw, scale.scale(), place);
     }
+}
+
+// CTAs that an SM holds at least: warps whose loads hide one another's latency are worth registers, up to
+// here. With 12, and 80 registers for each thread, rotated rows take 9 % longer.
+constexpr int CTAS = HEAD_DIM == 128 ? 10 : 16;
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) quantise(const __grid_constant__ Parameters p) {
+    launch_dependents();
+    quantise_block(p);
+    // Whoever waits for this kernel waits for those in front of it as well.
+    wait_for_predecessor();
 }

@@ -315,6 +315,35 @@ impl Quantiser {
         call: &QuantiseCall,
         scratch: Scratch,
     ) -> Result<Quantised, QuantiseError> {
+        // SAFETY: the caller's word.
+        unsafe { self.launch_as(stream, call, scratch, false) }
+    }
+
+    /// As [`Quantiser::launch`], and starts while another quantiser, given to the stream just before, is
+    /// still at its last blocks. From compute capability 9.0 on.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there; and that quantiser does not write what this one reads, nor touch its scratch.
+    pub unsafe fn launch_after(
+        &self,
+        stream: Stream<'_>,
+        call: &QuantiseCall,
+        scratch: Scratch,
+    ) -> Result<Quantised, QuantiseError> {
+        // SAFETY: the caller's word.
+        unsafe { self.launch_as(stream, call, scratch, true) }
+    }
+
+    unsafe fn launch_as(
+        &self,
+        stream: Stream<'_>,
+        call: &QuantiseCall,
+        scratch: Scratch,
+        starts_early: bool,
+    ) -> Result<Quantised, QuantiseError> {
         let QuantiseCall {
             input,
             output,
@@ -357,7 +386,10 @@ impl Quantiser {
         };
         let ctas = padded.heads() * padded.blocks();
         if tokens > 0 && documents > 0 && ctas > 0 {
-            let launch = Launch::linear(number(ctas).unsigned_abs(), THREADS);
+            let launch = Launch {
+                starts_early,
+                ..Launch::linear(number(ctas).unsigned_abs(), THREADS)
+            };
             // SAFETY: the parameters are the kernel's, which the compiler compared field by field;
             // every address in them is the caller's, who vouches for the memory behind it, and the
             // scratch was checked to hold what the kernel writes.

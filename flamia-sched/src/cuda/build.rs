@@ -215,8 +215,7 @@ impl ScheduleKernels {
         let expanded = total.max(call.entries);
         let over_passes = |ctas, threads| Launch {
             grid: [ctas, PASSES, 1],
-            block: [threads, 1, 1],
-            shared: 0,
+            ..Launch::linear(ctas, threads)
         };
         // SAFETY: the kernels are build.cu's, which takes these parameters; the caller vouches for
         // the memory.
