@@ -2,9 +2,8 @@
 //
 // A persistent grid. In every CTA one warp walks the schedule and keeps a ring of stages filled with
 // key tiles, already into the next item while this one is computed; each of WARPGROUPS consumer
-// warpgroups computes 64 query rows, from the last key tile that its item sees down to the first, and
-// a storing warp for each takes its output to memory while it is at its next rows. The numbers are those
-// of cpu/hopper/forward.rs.
+// warpgroups computes 64 query rows, from the last key tile that its item sees down to the first.
+// The numbers are those of cpu/hopper/forward.rs.
 //
 // Operands are in padded coordinates and lie in memory as the MMA wants them (layout.cuh), so that
 // every tile is one contiguous copy. Nothing past a document's last block of 32 is copied; what
@@ -26,8 +25,8 @@ constexpr int GROUP_ROWS = 64;  // query rows of a warpgroup
 constexpr int WARP_ROWS = 16;
 constexpr u32 WARPGROUPS = ITEM_ROWS / GROUP_ROWS;
 constexpr u32 THREADS = 128 * (WARPGROUPS + 1);
-constexpr u32 OTHER_REGISTERS = WARPGROUPS == 3 ? 32 : 40;  // of producer and storing warps
-constexpr u32 CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 232;
+constexpr u32 PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24;
+constexpr u32 CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240;
 constexpr u32 TILE_BYTES = TILE * HEAD_DIM;
 constexpr u32 V_BLOCK_BYTES = BLOCK * HEAD_DIM;
 constexpr Swizzle ROW_SWIZZLE = swizzle_of_rows(HEAD_DIM);
@@ -112,14 +111,13 @@ struct SharedMemory {
     u8 q[Q_SLOTS][ITEM_ROWS * HEAD_DIM];
     u8 k[STAGES][TILE_BYTES];
     u8 v[STAGES][TILE_BYTES];
-    u8 o[WARPGROUPS][GROUP_ROWS * HEAD_DIM * 2];
+    u8 o[4 * WARPGROUPS][WARP_ROWS * HEAD_DIM * 2];  // of a warp
     float q_scale[Q_SLOTS][ITEM_ROWS / BLOCK];
     float k_scale[STAGES][GROUPS];
     float v_fold[STAGES][GROUPS];
     Work work[Q_SLOTS];
     u64 q_full[Q_SLOTS], q_empty[Q_SLOTS];
     u64 full[STAGES], empty[STAGES];
-    u64 o_full[WARPGROUPS], o_empty[WARPGROUPS];
 };
 static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
 
@@ -164,10 +162,6 @@ __device__ inline Range group_rows(Range rows, u32 group) {
     const int begin = rows.begin + int(group) * GROUP_ROWS;
     return {begin, min(begin + GROUP_ROWS, rows.end)};
 }
-
-// Where 16 bytes of a row of output wait in shared memory, so that neither rows nor columns of them meet
-// in a bank.
-__device__ inline u32 o_chunk(u32 row, u32 chunk) { return row * HEAD_DIM * 2 + (chunk ^ row % 8) * 16; }
 
 // ---- the producer warp: walks the schedule and keeps the queries and the ring of stages filled
 
@@ -262,48 +256,6 @@ struct Producer {
     }
 };
 
-// ---- storing warps: one takes the output rows of a warpgroup from shared memory to their places
-
-struct Storer {
-    const Parameters& p;
-    SharedMemory& shared;
-    u32 group;
-    u32 lane;
-    Ring<Q_SLOTS> queries;
-
-    __device__ void run() {
-        for (;;) {
-            const u32 slot = queries.stage();
-            barrier_wait(shared.q_full[slot], queries.parity());
-            const Work& work = shared.work[slot];
-            if (work.item.len == 0) break;
-            const Range rows = group_rows(work.rows, group);
-            u16* to = p.o + i64(work.item.start + rows.begin) * p.o_token_stride + i64(work.head) * p.o_head_stride;
-            __syncwarp();
-            if (lane == 0) barrier_arrive(shared.q_empty[slot]);
-
-            barrier_wait(shared.o_full[group], queries.steps % 2);
-            store(to, rows.end - rows.begin);
-            queries.advance();
-            __syncwarp();
-            if (lane == 0) barrier_arrive(shared.o_empty[group]);
-        }
-    }
-
-    // Whole rows at once.
-    __device__ void store(u16* to, int count) const {
-        constexpr int CHUNKS = HEAD_DIM / 8;  // of 8 values in a row
-        constexpr int AT_ONCE = 32 / CHUNKS;
-        const u8* from = shared.o[group];
-        const int chunk = int(lane) % CHUNKS;
-        to += 8 * chunk;
-#pragma unroll 2
-        for (int row = int(lane) / CHUNKS; row < count; row += AT_ONCE)
-            *reinterpret_cast<uint4*>(to + row * p.o_token_stride) =
-                *reinterpret_cast<const uint4*>(from + o_chunk(row, chunk));
-    }
-};
-
 // ---- consumers
 
 // Which key groups of a tile the rows of a warp see, in part or whole, as bits.
@@ -345,12 +297,15 @@ struct Consumer {
         }
     }
 
-    __device__ u32 warp() const { return thread_again() / 32 % 4; }
-    __device__ u32 lane() const { return thread_again() % 32; }
+    __device__ u32 warp() const { return threadIdx.x / 32 % 4; }
+    __device__ u32 lane() const { return threadIdx.x % 32; }
 
-    // The first row of the warp, counted from the document's start.
+    // The first row of the warp, and one of the thread's two, counted from the document's start.
     __device__ int first_row(const Work& work) const {
         return work.rows.begin + int(group * GROUP_ROWS + WARP_ROWS * warp());
+    }
+    __device__ int thread_row(const Work& work, u32 half) const {
+        return first_row(work) + int(8 * half + lane() / 4);
     }
 
     // The work item is read from shared memory where it is needed: registers are for fragments.
@@ -499,20 +454,18 @@ struct Consumer {
 
     // -inf for what a row must not see of some groups; a selection, so that NaN goes as well.
     __device__ void mask(float (&s)[64], u32 groups, const Work& work, int tile) const {
-        const u32 thread = thread_again() % 128;
-        const int row = group_rows(work.rows, group).begin + int(thread / 32 * WARP_ROWS + thread % 32 / 4);
-        // The tile's first key, counted from this thread's first column.
-        const int first = tile * TILE + 2 * int(thread % 4);
 #pragma unroll
         for (u32 g = 0; g < GROUPS; g++) {
             if (!(groups >> g & 1)) continue;
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                const int end = (MASK == FULL ? work.item.len : row + int(8 * half) + 1) - first;
+                // Counted from this thread's first column.
+                const int origin = tile * TILE + 32 * int(g) + 2 * int(lane() % 4);
+                const int end = (MASK == FULL ? work.item.len : thread_row(work, half) + 1) - origin;
                 const int begin = end - p.window;
 #pragma unroll
                 for (u32 j = 0; j < GROUP_COLUMNS; j++) {
-                    const int column = int(32 * g + 8 * (j / 2) + j % 2);
+                    const int column = 8 * (j / 2) + j % 2;
                     const bool seen = column < end && (MASK != WINDOW || column >= begin);
                     float& x = score(s, g, half, j);
                     x = seen ? x : -INF;
@@ -521,33 +474,46 @@ struct Consumer {
         }
     }
 
-    // Normalised rows in BF16, for the storing warp, and their LSE. A row that saw no key is zero, with +inf.
+    // Normalised rows of the document in BF16, and their LSE. A row that saw no key is zero, with +inf.
     __device__ void store(float (&o)[WORDS], const SoftmaxRows& softmax, const Work& work) const {
-        const u32 thread = thread_again() % 128, lane = thread % 32, first = thread / 32 * WARP_ROWS;
-        const Range rows = group_rows(work.rows, group);
+        const WorkItem& item = work.item;
         float factor[2];
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const float sum = quad_sum(softmax.sum[half]);
             factor[half] = sum == 0 ? 0 : 1 / sum;
-            const int row = rows.begin + int(first + 8 * half + lane / 4);
-            if (row < rows.end && lane % 4 == 0)
-                p.lse[i64(work.head) * p.tokens + work.item.start + row] =
+            const int row = thread_row(work, half);
+            if (row < work.rows.end && lane() % 4 == 0)
+                p.lse[i64(work.head) * p.tokens + item.start + row] =
                     sum == 0 ? INF : (softmax.reference[half] - p.c + log2f(sum)) * LN_2;
         }
 
-        barrier_wait(shared.o_empty[group], queries.steps % 2 ^ 1);
-        const u32 matrix = lane / 8, row = first + lane % 8 + 8 * (matrix % 2);
+        // Through shared memory, so that whole rows go out at once.
+        u8* rows = shared.o[group * 4 + warp()];
+        const u32 matrix = lane() / 8, matrix_row = lane() % 8 + 8 * (matrix % 2);
+        __syncwarp();
 #pragma unroll
         for (u32 columns = 0; columns < HEAD_DIM / 16; columns++) {
             const float* x = &o[8 * columns];
-            store_matrices(shared.o[group] + o_chunk(row, 2 * columns + matrix / 2),
+            store_matrices(rows + o_chunk(matrix_row, 2 * columns + matrix / 2),
                            bf16x2(x[0] * factor[0], x[1] * factor[0]), bf16x2(x[2] * factor[1], x[3] * factor[1]),
                            bf16x2(x[4] * factor[0], x[5] * factor[0]), bf16x2(x[6] * factor[1], x[7] * factor[1]));
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(shared.o_full[group]);
+        constexpr u32 CHUNKS = HEAD_DIM / 8;  // of 8 values in a row
+        u16* to = p.o + i64(item.start + first_row(work)) * p.o_token_stride + i64(work.head) * p.o_head_stride;
+#pragma unroll
+        for (u32 i = lane(); i < WARP_ROWS * CHUNKS; i += 32) {
+            const u32 row = i / CHUNKS, chunk = i % CHUNKS;
+            if (first_row(work) + int(row) < work.rows.end)
+                *reinterpret_cast<uint4*>(to + row * p.o_token_stride + 8 * chunk) =
+                    *reinterpret_cast<const uint4*>(rows + o_chunk(row, chunk));
+        }
     }
+
+    // Where 16 bytes of a row of output wait in shared memory, so that neither rows nor columns of
+    // them meet in a bank.
+    static __device__ u32 o_chunk(u32 row, u32 chunk) { return row * HEAD_DIM * 2 + (chunk ^ row % 8) * 16; }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Parameters p) {
@@ -559,27 +525,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < Q_SLOTS; i++) {
             barrier_init(shared.q_full[i], LOAD_ARRIVALS);
-            // A consumer's warps, and its storing warp.
-            barrier_init(shared.q_empty[i], 5 * WARPGROUPS);
+            barrier_init(shared.q_empty[i], 4 * WARPGROUPS);
         }
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(shared.full[i], LOAD_ARRIVALS);
             barrier_init(shared.empty[i], WARPGROUPS);
-        }
-        for (u32 i = 0; i < WARPGROUPS; i++) {
-            barrier_init(shared.o_full[i], 4);
-            barrier_init(shared.o_empty[i], 1);
         }
         barrier_init_fence();
     }
     __syncthreads();
 
     if (warp < 4) {
-        registers_release<OTHER_REGISTERS>();
-        if (warp == 0)
-            Producer{p, shared, threadIdx.x}.run();
-        else if (warp <= WARPGROUPS)
-            Storer{p, shared, warp - 1, threadIdx.x % 32}.run();
+        registers_release<PRODUCER_REGISTERS>();
+        if (warp == 0) Producer{p, shared, threadIdx.x}.run();
     } else {
         registers_acquire<CONSUMER_REGISTERS>();
         Consumer{p, shared, warp / 4 - 1}.run();

@@ -81,13 +81,6 @@ __device__ inline void registers_acquire() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// threadIdx.x, read where it is used: what is derived from it takes no registers before.
-__device__ inline u32 thread_again() {
-    u32 x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-}
-
 // ---- arithmetic
 
 // 2^x; results under 2^-126 are 0.
