@@ -51,6 +51,7 @@ mod gpu;
 mod graph;
 mod launch;
 mod log;
+mod parameters;
 mod ptx;
 mod source;
 mod version;
@@ -66,6 +67,7 @@ pub use gpu::{BuildError, Gpu, Kernel, Module};
 pub use graph::{Graph, Timer};
 pub use launch::{Arguments, Launch, Stream};
 pub use log::KernelResources;
+pub use parameters::PARAMETERS_HEADER;
 pub use source::{Header, Program, Source};
 pub use version::Version;
 

@@ -1,6 +1,8 @@
 //! Every kernel compiles without a GPU, and none spills. NVRTC has to be there.
 
 use flamia_cuda::{Arch, Compiler, Program, Source};
+use flamia_kernels::Mask;
+use flamia_kernels::cuda::forward::{self, ForwardConfig, ItemRows};
 use flamia_kernels::cuda::layout::HeadDim;
 use flamia_kernels::cuda::quantise::{self, Forms, Quantisation};
 
@@ -32,7 +34,8 @@ fn quantisers_do_not_spill() {
     }
 }
 
-/// The struct that the host fills cannot drift from the kernel's.
+/// A struct that the host fills cannot drift from the kernel's: every field that the host names is one
+/// that the kernel compares.
 #[test]
 fn a_parameter_that_moved_does_not_compile() {
     let quantisation = Quantisation {
@@ -40,15 +43,37 @@ fn a_parameter_that_moved_does_not_compile() {
         hadamard: false,
         forms: Forms::Both,
     };
-    let mut defines = quantisation.defines();
-    let folds = defines.iter_mut().find(|(name, _)| *name == "OFFSET_folds");
-    folds.expect("every field has an offset").1 = "40".to_owned();
-    let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
-    let program = Program {
-        source: &quantise::SOURCE,
-        defines: &defines,
-        arch: Arch::Sm90a,
+    let forward = ForwardConfig {
+        head_dim: HeadDim::D128,
+        mask: Mask::Causal,
+        item_rows: ItemRows::R192,
     };
-    let error = compiler.compile(&program).unwrap_err().to_string();
-    assert!(error.contains("Parameters::folds"), "{error}");
+    let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
+    for (source, sound) in [
+        (&quantise::SOURCE, quantisation.defines()),
+        (&forward::SOURCE, forward.defines()),
+    ] {
+        let mut compared = 0;
+        for index in 0..sound.len() {
+            let mut defines = sound.clone();
+            let (name, value) = &mut defines[index];
+            let Some(field) = name
+                .strip_prefix("OFFSET_")
+                .or(name.strip_prefix("SIZEOF_"))
+            else {
+                continue;
+            };
+            *value = (value.parse::<usize>().unwrap() + 4).to_string();
+            let program = Program {
+                source,
+                defines: &defines,
+                arch: Arch::Sm90a,
+            };
+            let error = compiler.compile(&program).unwrap_err().to_string();
+            let place = field.replacen('_', "::", 1);
+            assert!(error.contains(&place), "{place}: {error}");
+            compared += 1;
+        }
+        assert!(compared > 15, "{}: {compared}", source.name);
+    }
 }

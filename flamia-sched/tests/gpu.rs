@@ -5,7 +5,8 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use flamia_cuda::{
-    Arch, Buffer, CompileError, Compiler, Cubin, Gpu, Graph, Launch, Program, Source,
+    Arch, Buffer, CompileError, Compiler, Cubin, Gpu, Graph, Launch, PARAMETERS_HEADER, Program,
+    Source,
 };
 use flamia_sched::cuda::{
     Boundary, BuildCall, CLAIM_HEADER, DeviceSchedule, HostSchedule, SCHEDULE_HEADER, SOURCE,
@@ -19,13 +20,13 @@ use proptest::test_runner::{Config, TestRunner};
 const WALK: Source = Source {
     name: "flamia-sched/tests/walk.cu",
     text: include_str!("walk.cu"),
-    headers: &[SCHEDULE_HEADER],
+    headers: &[PARAMETERS_HEADER, SCHEDULE_HEADER],
 };
 
 const CLAIM: Source = Source {
     name: "flamia-sched/tests/claim.cu",
     text: include_str!("claim.cu"),
-    headers: &[CLAIM_HEADER, SCHEDULE_HEADER],
+    headers: &[CLAIM_HEADER, PARAMETERS_HEADER, SCHEDULE_HEADER],
 };
 
 fn compile(
@@ -64,6 +65,30 @@ fn every_kernel_compiles_without_spills() {
         let cubin = compile(&WALK, &schedule_defines(), arch).unwrap();
         cubin.refuse_spills().unwrap();
     }
+}
+
+/// Every field that the host names is one that the kernels compare.
+#[test]
+fn a_struct_that_differs_from_the_host_s_does_not_compile() {
+    let sound = Boundary::Int32.defines();
+    let mut compared = 0;
+    for index in 0..sound.len() {
+        let mut defines = sound.clone();
+        let (name, value) = &mut defines[index];
+        let Some(field) = name
+            .strip_prefix("OFFSET_")
+            .or(name.strip_prefix("SIZEOF_"))
+        else {
+            continue;
+        };
+        *value = (value.parse::<usize>().unwrap() + 4).to_string();
+        let error = compile(&SOURCE, &defines, Arch::Sm90a).unwrap_err();
+        let place = field.replacen('_', "::", 1);
+        assert!(error.to_string().contains(&place), "{place}: {error}");
+        compared += 1;
+    }
+    // Of `BuildParams` and of `ScheduleHeader`, and the length of each.
+    assert_eq!(compared, 12 + 9 + 2);
 }
 
 /// A GPU with everything that these tests use of it.

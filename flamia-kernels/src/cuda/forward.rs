@@ -3,13 +3,15 @@
 //! The numbers are those of the CPU's `hopper` profile, up to the hardware's 2^x and the order of the
 //! row sum; `forward_sm90.cu` computes them.
 
-use flamia_cuda::{Arch, BuildError, Gpu, GpuError, Kernel, Launch, Source, Stream, header};
+use flamia_cuda::{
+    Arch, BuildError, Gpu, GpuError, Kernel, Launch, PARAMETERS_HEADER, Source, Stream, header,
+    parameters,
+};
 use flamia_sched::Mask;
 use flamia_sched::cuda::{SCHEDULE_HEADER, ScheduleLayout, schedule_defines};
 use flamia_sched::work::{HeadSections, Tiling};
 
 use super::layout::{HeadDim, LayoutError, PaddedLayout};
-use super::parameters::parameters;
 use super::quantise::Quantised;
 use super::tensor::{DeviceTensor, TensorError};
 
@@ -20,10 +22,10 @@ pub const SOURCE: Source = Source {
     headers: &[
         header!("e4m3.cuh"),
         header!("layout.cuh"),
-        header!("parameters.cuh"),
         header!("prim_sm90.cuh"),
         header!("ptx.cuh"),
         header!("softmax.cuh"),
+        PARAMETERS_HEADER,
         SCHEDULE_HEADER,
     ],
 };

@@ -351,8 +351,10 @@ struct Consumer {
                     add_values_masked(o, codes, stage, work, tile);
                 }
             }
-            // The MMA is the whole warpgroup's: once it is over for one warp, none needs the stage.
-            if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty[tiles.stage()]);
+            // Every warp: no MMA waits for what the others read of the scales, nor for one that has yet to
+            // see the stage full, where the warpgroup sees nothing of the tile.
+            __syncwarp();
+            if (lane() == 0) barrier_arrive(shared.empty[tiles.stage()]);
             tiles.advance();
         }
         store(o, softmax, work);
@@ -529,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
         }
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(shared.full[i], LOAD_ARRIVALS);
-            barrier_init(shared.empty[i], WARPGROUPS);
+            barrier_init(shared.empty[i], 4 * WARPGROUPS);
         }
         barrier_init_fence();
     }

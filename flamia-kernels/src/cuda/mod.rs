@@ -5,5 +5,3 @@ pub mod forward;
 pub mod layout;
 pub mod quantise;
 pub mod tensor;
-
-mod parameters;

@@ -3,10 +3,12 @@
 //! The numbers are those of the CPU's `hopper` profile, bit for bit: `quantise.cu` has them, and where
 //! they lie is [`layout`](super::layout)'s matter.
 
-use flamia_cuda::{BuildError, Gpu, GpuError, Kernel, Launch, Source, Stream, header};
+use flamia_cuda::{
+    BuildError, Gpu, GpuError, Kernel, Launch, PARAMETERS_HEADER, Source, Stream, header,
+    parameters,
+};
 
 use super::layout::{HeadDim, LayoutError, PaddedLayout};
-use super::parameters::parameters;
 use super::tensor::{DeviceTensor, Scratch, ScratchError, TensorError};
 
 /// The kernel's source.
@@ -17,8 +19,8 @@ pub const SOURCE: Source = Source {
         header!("block_scale.cuh"),
         header!("e4m3.cuh"),
         header!("layout.cuh"),
-        header!("parameters.cuh"),
         header!("ptx.cuh"),
+        PARAMETERS_HEADER,
     ],
 };
 

@@ -37,7 +37,18 @@ struct BuildParams {
     u32 mask;
     u32 window;
 };
-static_assert(sizeof(BuildParams) == HOST_SIZEOF_BUILD_PARAMS, "host and device disagree");
+SAME_OFFSET(BuildParams, cu_seqlens);
+SAME_OFFSET(BuildParams, header);
+SAME_OFFSET(BuildParams, rows);
+SAME_OFFSET(BuildParams, tiles);
+SAME_OFFSET(BuildParams, items);
+SAME_OFFSET(BuildParams, keys);
+SAME_OFFSET(BuildParams, spare);
+SAME_OFFSET(BuildParams, entries);
+SAME_OFFSET(BuildParams, total);
+SAME_OFFSET(BuildParams, item_rows);
+SAME_OFFSET(BuildParams, mask);
+SAME_OFFSET(BuildParams, window);
 
 // The first fault wins, and the one that the host looks for first at the same entry. Kept inverted,
 // so that zeroed memory means none.

@@ -1,6 +1,8 @@
 //! The launches that build a schedule.
 
-use flamia_cuda::{BuildError, Gpu, GpuError, Kernel, Launch, Source, Stream};
+use flamia_cuda::{
+    BuildError, Gpu, GpuError, Kernel, Launch, PARAMETERS_HEADER, Source, Stream, parameters,
+};
 
 use super::layout::{FAN_IN, RUN, ScheduleLayout};
 use super::{SCHEDULE_HEADER, schedule_defines};
@@ -11,7 +13,7 @@ use crate::{DocumentsError, Mask};
 pub const SOURCE: Source = Source {
     name: "flamia-sched/src/cuda/build.cu",
     text: include_str!("build.cu"),
-    headers: &[SCHEDULE_HEADER],
+    headers: &[PARAMETERS_HEADER, SCHEDULE_HEADER],
 };
 
 /// Threads of a CTA, as `build.cu` has them.
@@ -44,10 +46,9 @@ impl Boundary {
 
     /// The macros that [`SOURCE`] is compiled with.
     pub fn defines(self) -> Vec<(&'static str, String)> {
-        let params = size_of::<BuildParams>();
         let mut defines = schedule_defines();
+        defines.extend(BuildParams::defines());
         defines.extend([
-            ("HOST_SIZEOF_BUILD_PARAMS", params.to_string()),
             ("CU_SEQLEN", self.device_type().to_owned()),
             ("RUN", RUN.to_string()),
             ("FAN_IN", FAN_IN.to_string()),
@@ -56,22 +57,22 @@ impl Boundary {
     }
 }
 
-/// The parameters of every kernel, as `build.cu` has them.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct BuildParams {
-    cu_seqlens: u64,
-    header: u64,
-    rows: u64,
-    tiles: u64,
-    items: [u64; 2],
-    keys: [u64; 2],
-    spare: [u64; 2],
-    entries: u32,
-    total: u32,
-    item_rows: [u32; 2],
-    mask: u32,
-    window: u32,
+parameters! {
+    /// What every kernel takes.
+    struct BuildParams {
+        cu_seqlens: u64,
+        header: u64,
+        rows: u64,
+        tiles: u64,
+        items: [u64; 2],
+        keys: [u64; 2],
+        spare: [u64; 2],
+        entries: u32,
+        total: u32,
+        item_rows: [u32; 2],
+        mask: u32,
+        window: u32,
+    }
 }
 
 /// What to build: boundaries on the device, and what the host knows.

@@ -3,19 +3,20 @@
 use crate::work::{Acquisition, Pass, WorkItem};
 use crate::{Documents, DocumentsError, Mask};
 
-/// The first bytes of a schedule, as `schedule.cuh` has them.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct ScheduleHeader {
-    fault: u64,
-    fault_value: i64,
-    fault_previous: i64,
-    documents: u32,
-    longest: u32,
-    items: [u32; 2],
-    dynamic: u32,
-    counters: [u32; 2],
-    reserved: [u32; 3],
+flamia_cuda::parameters! {
+    /// The first bytes of a schedule: kernels write it, and the host reads it.
+    #[derive(PartialEq, Eq, bytemuck::AnyBitPattern)]
+    pub struct ScheduleHeader {
+        fault: u64,
+        fault_value: i64,
+        fault_previous: i64,
+        documents: u32,
+        longest: u32,
+        items: [u32; 2],
+        dynamic: u32,
+        counters: [u32; 2],
+        reserved: [u32; 3],
+    }
 }
 
 /// What there is to do in a packed row.

@@ -21,7 +21,7 @@ pub use layout::{ALIGN, ScheduleLayout};
 pub use schedule::{DeviceSchedule, HostSchedule};
 
 /// What a schedule is on the device, and how an attention kernel's CTAs walk it: the header for
-/// kernels that use one.
+/// kernels that use one. Includes [`flamia_cuda::PARAMETERS_HEADER`].
 pub const SCHEDULE_HEADER: flamia_cuda::Header = flamia_cuda::header!("schedule.cuh");
 
 /// Dynamic acquisition by Cluster Launch Control, for kernels of sm_100 and later. Compiled, and never
@@ -30,7 +30,8 @@ pub const CLAIM_HEADER: flamia_cuda::Header = flamia_cuda::header!("claim.cuh");
 
 /// The macros that [`SCHEDULE_HEADER`] checks its structures with.
 pub fn schedule_defines() -> Vec<(&'static str, String)> {
-    vec![
+    let mut defines = ScheduleHeader::defines();
+    defines.extend([
         (
             "HOST_SIZEOF_WORK_ITEM",
             size_of::<crate::work::WorkItem>().to_string(),
@@ -43,9 +44,6 @@ pub fn schedule_defines() -> Vec<(&'static str, String)> {
             "HOST_SIZEOF_TILE_BOUNDS",
             size_of::<crate::TileBounds>().to_string(),
         ),
-        (
-            "HOST_SIZEOF_HEADER",
-            size_of::<ScheduleHeader>().to_string(),
-        ),
-    ]
+    ]);
+    defines
 }

@@ -3,6 +3,8 @@
 // arithmetic (work/heads.rs, work/assign.rs); tests hold the two against each other.
 #pragma once
 
+#include "parameters.cuh"
+
 using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
@@ -46,7 +48,15 @@ struct ScheduleHeader {
 static_assert(sizeof(WorkItem) == HOST_SIZEOF_WORK_ITEM, "host and device disagree");
 static_assert(sizeof(RowPlace) == HOST_SIZEOF_ROW_PLACE, "host and device disagree");
 static_assert(sizeof(TileBounds) == HOST_SIZEOF_TILE_BOUNDS, "host and device disagree");
-static_assert(sizeof(ScheduleHeader) == HOST_SIZEOF_HEADER, "host and device disagree");
+SAME_OFFSET(ScheduleHeader, fault);
+SAME_OFFSET(ScheduleHeader, fault_value);
+SAME_OFFSET(ScheduleHeader, fault_previous);
+SAME_OFFSET(ScheduleHeader, documents);
+SAME_OFFSET(ScheduleHeader, longest);
+SAME_OFFSET(ScheduleHeader, items);
+SAME_OFFSET(ScheduleHeader, dynamic);
+SAME_OFFSET(ScheduleHeader, counters);
+SAME_OFFSET(ScheduleHeader, reserved);
 
 // Heads in sections, as work/heads.rs has them.
 struct HeadSections {
