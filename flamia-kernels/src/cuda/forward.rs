@@ -416,6 +416,7 @@ mod tests {
             row_image: Some(1 << 20),
             transposed_image: Some(2 << 20),
             row_sums: None,
+            lse2: None,
             scales: 3 << 20,
             folds: 4 << 20,
         };
