@@ -19,10 +19,13 @@ pub const SOURCE: Source = Source {
     text: include_str!("forward_sm90.cu"),
     headers: &[
         header!("e4m3.cuh"),
+        header!("fragment.cuh"),
         header!("layout.cuh"),
+        header!("output_rows.cuh"),
         header!("parameters.cuh"),
         header!("prim_sm90.cuh"),
         header!("softmax.cuh"),
+        header!("tiles.cuh"),
         SCHEDULE_HEADER,
     ],
 };

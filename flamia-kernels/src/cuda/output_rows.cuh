@@ -1,10 +1,10 @@
-// From accumulators of a gradient to BF16 rows in global memory.
+// From accumulators to BF16 rows in global memory.
 //
 // A warp holds 16 rows of HEAD_DIM features: value 4 * j + 2 * half + b of a thread is of row
 // lane / 4 + 8 * half, feature 8 * j + 2 * (lane % 4) + b.
 #pragma once
 
-#include "prim_sm90.cuh"
+#include "fragment.cuh"
 
 // The Hadamard rotation, which is its own inverse, but for the factor 1 / sqrt(HEAD_DIM).
 template <u32 COUNT>
@@ -20,7 +20,7 @@ __device__ inline void rotate_rows(float (&x)[COUNT]) {
     for (u32 lanes = 1; lanes <= 2; lanes *= 2) {
         const float sign = threadIdx.x & lanes ? -1 : 1;
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++) x[i] = fmaf(sign, x[i], __shfl_xor_sync(0xffffffff, x[i], lanes));
+        for (u32 i = 0; i < COUNT; i++) x[i] = fmaf(sign, x[i], __shfl_xor_sync(FULL_WARP, x[i], lanes));
     }
 #pragma unroll
     for (u32 stride = 4; stride < COUNT; stride *= 2) {
