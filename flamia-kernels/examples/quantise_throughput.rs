@@ -9,7 +9,9 @@ use std::error::Error;
 
 use flamia_cuda::{Buffer, Gpu, GpuError, Stream, Timer};
 use flamia_kernels::cuda::layout::HeadDim;
-use flamia_kernels::cuda::quantise::{Forms, Quantisation, QuantiseCall, QuantiseError, Quantiser};
+use flamia_kernels::cuda::quantise::{
+    Forms, ForwardOutput, Quantisation, QuantiseCall, QuantiseError, Quantiser,
+};
 use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
 use flamia_sched::Documents;
 use half::bf16;
@@ -38,6 +40,7 @@ const VARIANTS: [(&str, HeadDim, bool, Forms); 9] = [
 struct DataSet {
     x: Buffer<u16>,
     o: Buffer<u16>,
+    lse: Buffer<f32>,
     scratch: Buffer<u8>,
 }
 
@@ -83,9 +86,13 @@ impl Variant {
         let quantisation = self.quantiser.quantisation();
         let shape = [documents.total(), HEADS, quantisation.head_dim.get()];
         let o = DeviceTensor::packed("o", set.o.pointer(), shape);
+        let output = ForwardOutput {
+            o,
+            lse: set.lse.pointer(),
+        };
         let call = QuantiseCall {
             input: DeviceTensor::packed("x", set.x.pointer(), shape),
-            output: (quantisation.forms == Forms::BothWithRowSums).then_some(o),
+            output: (quantisation.forms == Forms::BothWithRowSums).then_some(output),
             cu_seqlens,
             documents: documents.len(),
         };
@@ -127,6 +134,7 @@ fn measure(gpu: &Gpu, tokens: usize) -> Result<(), Box<dyn Error>> {
             Ok(DataSet {
                 x: Buffer::from_slice(gpu, &values)?,
                 o: Buffer::from_slice(gpu, &values)?,
+                lse: Buffer::filled(gpu, tokens * HEADS, 0)?,
                 scratch: Buffer::filled(gpu, scratch, 0)?,
             })
         })

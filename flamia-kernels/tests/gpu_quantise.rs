@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use flamia_cuda::{Buffer, Gpu, Graph, Stream};
 use flamia_kernels::cuda::layout::HeadDim;
 use flamia_kernels::cuda::quantise::{
-    Forms, Quantisation, QuantiseCall, QuantiseError, QuantisedLayout, Quantiser,
+    Forms, ForwardOutput, Quantisation, QuantiseCall, QuantiseError, QuantisedLayout, Quantiser,
 };
 use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
 use flamia_sched::Documents;
@@ -124,9 +124,9 @@ struct Case {
     quantisation: Quantisation,
     layout: QuantisedLayout,
     input: Packed,
-    output: Option<Packed>,
+    output: Option<quantised::ForwardOutput>,
     device_input: OnGpu,
-    device_output: Option<OnGpu>,
+    device_output: Option<(OnGpu, Buffer<f32>)>,
     cu_seqlens: Buffer<i32>,
     scratch: Buffer<u8>,
 }
@@ -144,13 +144,22 @@ impl Case {
         let dims = quantisation.head_dim.get();
         let input = packed(&documents, heads, dims, &mut rng);
         let has_output = quantisation.forms == Forms::BothWithRowSums;
-        let output = has_output.then(|| packed(&documents, heads, dims, &mut rng));
+        let output = has_output.then(|| quantised::ForwardOutput {
+            o: packed(&documents, heads, dims, &mut rng),
+            lse: (0..heads * documents.total())
+                .map(|_| rng.random_range(-90.0..90.0))
+                .collect(),
+        });
         let layout = quantisation
             .layout(documents.total(), documents.len(), heads)
             .unwrap();
         Self {
             device_input: OnGpu::new(gpu, "x", &input),
-            device_output: output.as_ref().map(|output| OnGpu::new(gpu, "o", output)),
+            device_output: output.as_ref().map(|output| {
+                let mut lse = Buffer::filled(gpu, output.lse.len().max(1), POISON).unwrap();
+                lse.upload(&output.lse).unwrap();
+                (OnGpu::new(gpu, "o", &output.o), lse)
+            }),
             cu_seqlens: Buffer::from_slice(gpu, documents.cu_seqlens()).unwrap(),
             scratch: Buffer::filled(gpu, layout.bytes() + GUARD, POISON).unwrap(),
             documents,
@@ -164,7 +173,10 @@ impl Case {
     fn launch(&self, quantiser: &Quantiser, stream: Stream<'_>) -> Result<(), QuantiseError> {
         let call = QuantiseCall {
             input: self.device_input.tensor,
-            output: self.device_output.as_ref().map(|output| output.tensor),
+            output: self.device_output.as_ref().map(|(o, lse)| ForwardOutput {
+                o: o.tensor,
+                lse: lse.pointer(),
+            }),
             cu_seqlens: self.cu_seqlens.pointer(),
             documents: self.documents.len(),
         };
@@ -398,7 +410,7 @@ fn calls_that_make_no_sense_are_refused() {
     let mut case = Case::new(&gpu, &[5], 2, d, 1);
     let output = case.device_output.take();
     let refused = launch(&case).to_string();
-    assert!(refused.contains("needs O"), "{refused}");
+    assert!(refused.contains("need O"), "{refused}");
     case.device_output = output;
     case.device_input.tensor.address += 2;
     let refused = launch(&case).to_string();

@@ -38,8 +38,11 @@ struct BlockScale {
     __device__ __forceinline__ int floored() const { return max(exponent, MIN_EXPONENT); }
     // Whether codes have a scale: the block is neither zero, as good as zero, nor poisoned.
     __device__ __forceinline__ bool has_scale() const { return exponent != SMALLEST_EXPONENT && !poisoned; }
-    // What codes are multiplied with. NaN codes need no scale to poison.
-    __device__ __forceinline__ float scale() const { return has_scale() ? pow2(floored()) : 0.0f; }
+    // What codes are multiplied with; 0 for a block of zeros. NaN codes need no scale to poison, and the
+    // rows past a document's end none that does.
+    __device__ __forceinline__ float factor() const { return has_scale() ? pow2(floored()) : 0.0f; }
+    // The same for others to read, who can tell a poisoned block by it.
+    __device__ __forceinline__ float scale() const { return poisoned ? __uint_as_float(0x7fffffff) : factor(); }
     // The exponent to fold into another operand. A zero block never sets a reference there.
     __device__ __forceinline__ float fold() const { return has_scale() ? floored() : MIN_EXPONENT; }
 };

@@ -21,10 +21,13 @@ pub const SOURCE: Source = Source {
     text: include_str!("forward_sm90.cu"),
     headers: &[
         header!("e4m3.cuh"),
+        header!("fragment.cuh"),
         header!("layout.cuh"),
+        header!("output_rows.cuh"),
         header!("prim_sm90.cuh"),
         header!("ptx.cuh"),
         header!("softmax.cuh"),
+        header!("tiles.cuh"),
         PARAMETERS_HEADER,
         SCHEDULE_HEADER,
     ],
@@ -421,6 +424,7 @@ mod tests {
             row_image: Some(1 << 20),
             transposed_image: Some(2 << 20),
             row_sums: None,
+            lse2: None,
             scales: 3 << 20,
             folds: 4 << 20,
         };

@@ -11,13 +11,14 @@
 // a value that counts: scores are masked by selection, and P V visits no block that a row does not
 // see, since 0 times NaN is NaN.
 #include "layout.cuh"
+#include "output_rows.cuh"
 #include "parameters.cuh"
 #include "ptx.cuh"
 #include "schedule.cuh"
 #include "softmax.cuh"
+#include "tiles.cuh"
 
-// Constants: HEAD_DIM (64 or 128), ITEM_ROWS (128 or 192), STAGES of the ring, and MASK, one of these.
-enum MaskKind { CAUSAL = 0, FULL = 1, WINDOW = 2 };
+// Constants: HEAD_DIM (64 or 128), ITEM_ROWS (128 or 192), STAGES of the ring, and MASK (tiles.cuh).
 
 constexpr int TILE = 128;  // keys
 constexpr int BLOCK = BLOCK_TOKENS;
@@ -89,12 +90,6 @@ SAME_OFFSET(Parameters, c);
 SAME_OFFSET(Parameters, tau);
 SAME_OFFSET(Parameters, reserved);
 
-struct Range {
-    int begin, end;
-
-    __device__ bool contains(int x) const { return x >= begin && x < end; }
-};
-
 // What a CTA does at a time: an item for one head. The work is over when the document has no rows.
 struct Work {
     WorkItem item;
@@ -120,31 +115,6 @@ struct SharedMemory {
     u64 full[STAGES], empty[STAGES];
 };
 static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
-
-// Where a walk around a ring of stages stands; in one register.
-template <u32 SIZE>
-struct Ring {
-    static_assert((SIZE & (SIZE - 1)) == 0, "rounds are counted in the bits above the stage's");
-    u32 steps = 0;
-
-    __device__ u32 stage() const { return steps % SIZE; }
-    __device__ u32 parity() const { return steps / SIZE % 2; }
-    __device__ void advance() { steps++; }
-};
-
-__device__ inline int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
-
-// The keys that any of some rows sees, all counted from the document's start.
-__device__ inline Range keys_seen(Range rows, int len, int window) {
-    if (rows.begin >= rows.end) return {0, 0};
-    if (MASK == FULL) return {0, len};
-    return {MASK == WINDOW ? max(0, rows.begin + 1 - window) : 0, rows.end};
-}
-
-// The tiles, or blocks, that hold some of these keys.
-__device__ inline Range covering(Range keys, int size) {
-    return {keys.begin / size, (keys.end + size - 1) / size};
-}
 
 // The rows of an item. As the schedule cuts it, the last item of a document may leave warpgroups without
 // rows; here the last ones share what is missing, one run of 64 rows each.
@@ -469,7 +439,7 @@ struct Consumer {
                 for (u32 j = 0; j < GROUP_COLUMNS; j++) {
                     const int column = 8 * (j / 2) + j % 2;
                     const bool seen = column < end && (MASK != WINDOW || column >= begin);
-                    float& x = score(s, g, half, j);
+                    float& x = entry(s, g, half, j);
                     x = seen ? x : -INF;
                 }
             }
@@ -490,32 +460,11 @@ struct Consumer {
                     sum == 0 ? INF : (softmax.reference[half] - p.c + log2f(sum)) * LN_2;
         }
 
-        // Through shared memory, so that whole rows go out at once.
-        u8* rows = shared.o[group * 4 + warp()];
-        const u32 matrix = lane() / 8, matrix_row = lane() % 8 + 8 * (matrix % 2);
-        __syncwarp();
-#pragma unroll
-        for (u32 columns = 0; columns < HEAD_DIM / 16; columns++) {
-            const float* x = &o[8 * columns];
-            store_matrices(rows + o_chunk(matrix_row, 2 * columns + matrix / 2),
-                           bf16x2(x[0] * factor[0], x[1] * factor[0]), bf16x2(x[2] * factor[1], x[3] * factor[1]),
-                           bf16x2(x[4] * factor[0], x[5] * factor[0]), bf16x2(x[6] * factor[1], x[7] * factor[1]));
-        }
-        __syncwarp();
-        constexpr u32 CHUNKS = HEAD_DIM / 8;  // of 8 values in a row
+        u8* staging = shared.o[group * 4 + warp()];
         u16* to = p.o + i64(item.start + first_row(work)) * p.o_token_stride + i64(work.head) * p.o_head_stride;
-#pragma unroll
-        for (u32 i = lane(); i < WARP_ROWS * CHUNKS; i += 32) {
-            const u32 row = i / CHUNKS, chunk = i % CHUNKS;
-            if (first_row(work) + int(row) < work.rows.end)
-                *reinterpret_cast<uint4*>(to + row * p.o_token_stride + 8 * chunk) =
-                    *reinterpret_cast<const uint4*>(rows + o_chunk(row, chunk));
-        }
+        store_rows(o, factor, {staging, staging + WARP_ROWS * HEAD_DIM}, to, p.o_token_stride,
+                   work.rows.end - first_row(work));
     }
-
-    // Where 16 bytes of a row of output wait in shared memory, so that neither rows nor columns of
-    // them meet in a bank.
-    static __device__ u32 o_chunk(u32 row, u32 chunk) { return row * HEAD_DIM * 2 + (chunk ^ row % 8) * 16; }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Parameters p) {

@@ -69,6 +69,10 @@ __device__ inline void barrier_arrive_after_word_copies(u64& barrier) {
                  : "memory");
 }
 
+// Orders this thread's accesses of shared memory before those of the asynchronous units that a barrier
+// lets in afterwards.
+__device__ inline void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // ---- registers of a warpgroup; every one of its warps has to ask
 
 template <u32 COUNT>

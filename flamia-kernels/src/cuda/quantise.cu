@@ -6,7 +6,8 @@
 // the transposed image. That image is put together in shared memory; the row image is read off it.
 //
 // Constants: HEAD_DIM (64 or 128), and as 0 or 1 HADAMARD (rotate first), ROW_IMAGE and
-// TRANSPOSED_IMAGE (what is written), ROW_SUMS (D = rowsum(x_hat * o) as well; not of rotated rows).
+// TRANSPOSED_IMAGE (what is written), ROW_SUMS (D = rowsum(x_hat * o) as well, and beside it LSE in base
+// 2; not of rotated rows).
 
 #include "block_scale.cuh"
 #include "e4m3.cuh"
@@ -20,12 +21,14 @@ using bf16 = unsigned short;
 struct Parameters {
     const bf16 *input;
     const bf16 *output;
+    const float *lse;  // [heads][tokens]
     const int *cu_seqlens;
     u8 *row_image;
     u8 *transposed_image;
     float *scales;
     float *folds;
     float *row_sums;
+    float *lse2;
     long long token_stride;
     long long head_stride;
     long long output_token_stride;
@@ -37,12 +40,14 @@ struct Parameters {
 };
 SAME_OFFSET(Parameters, input);
 SAME_OFFSET(Parameters, output);
+SAME_OFFSET(Parameters, lse);
 SAME_OFFSET(Parameters, cu_seqlens);
 SAME_OFFSET(Parameters, row_image);
 SAME_OFFSET(Parameters, transposed_image);
 SAME_OFFSET(Parameters, scales);
 SAME_OFFSET(Parameters, folds);
 SAME_OFFSET(Parameters, row_sums);
+SAME_OFFSET(Parameters, lse2);
 SAME_OFFSET(Parameters, token_stride);
 SAME_OFFSET(Parameters, head_stride);
 SAME_OFFSET(Parameters, output_token_stride);
@@ -421,6 +426,14 @@ __device__ __forceinline__ void store_row_sums(float *block, const Features<u32>
     if (place.column % 2 == 0) block[quad_token(place.quad(), m)] = sums[0];
 }
 
+// LSE in base 2; past the document's end +inf, so that probabilities are 0 there.
+__device__ __forceinline__ void store_lse2(float *block, const float *lse, Rows rows) {
+    constexpr float LOG2_E = 1.44269504088896341f;
+    const int token = threadIdx.x;
+    if (token >= BLOCK_TOKENS) return;
+    block[token] = token < rows.count ? lse[rows.first + token] * LOG2_E : __int_as_float(0x7f800000);
+}
+
 __device__ __forceinline__ void quantise_block(const Parameters &p) {
     const int head = blockIdx.x % p.heads;
     const int block = blockIdx.x / p.heads;
@@ -452,7 +465,8 @@ __device__ __forceinline__ void quantise_block(const Parameters &p) {
     if constexpr (ROW_IMAGE) store_rows(p.row_image + slot * HEAD_DIM, shared);
     if constexpr (ROW_SUMS) {
         load(raw, output, p.output_token_stride, rows, place);
-        store_row_sums(p.row_sums + slot, codes, raw, scale.scale(), place);
+        store_row_sums(p.row_sums + slot, codes, raw, scale.factor(), place);
+        store_lse2(p.lse2 + slot, p.lse + (u64)head * p.tokens, rows);
     }
 }
 

@@ -35,12 +35,14 @@ parameters! {
     struct Parameters {
         input: u64,
         output: u64,
+        lse: u64,
         cu_seqlens: u64,
         row_image: u64,
         transposed_image: u64,
         scales: u64,
         folds: u64,
         row_sums: u64,
+        lse2: u64,
         token_stride: i64,
         head_stride: i64,
         output_token_stride: i64,
@@ -62,7 +64,8 @@ pub enum Forms {
     Transposed,
     /// Both.
     Both,
-    /// Both, of dO, and D: the row sums of its dequantised values times O.
+    /// Both, of dO, and what else a backward pass reads for each row: D, the row sums of its dequantised
+    /// values times O, and LSE in base 2.
     BothWithRowSums,
 }
 
@@ -160,6 +163,7 @@ impl Quantisation {
             row_image: part(self.forms.has_row(), image),
             transposed_image: part(self.forms.has_transposed(), image),
             row_sums: part(self.forms.has_row_sums(), padded.slot_table_bytes()),
+            lse2: part(self.forms.has_row_sums(), padded.slot_table_bytes()),
             scales: part(true, table).unwrap_or_default(),
             folds: part(true, table).unwrap_or_default(),
             bytes,
@@ -175,6 +179,7 @@ pub struct QuantisedLayout {
     row_image: Option<usize>,
     transposed_image: Option<usize>,
     row_sums: Option<usize>,
+    lse2: Option<usize>,
     scales: usize,
     folds: usize,
     bytes: usize,
@@ -198,6 +203,7 @@ impl QuantisedLayout {
             row_image: self.row_image.map(place),
             transposed_image: self.transposed_image.map(place),
             row_sums: self.row_sums.map(place),
+            lse2: self.lse2.map(place),
             scales: place(self.scales),
             folds: place(self.folds),
         }
@@ -207,7 +213,7 @@ impl QuantisedLayout {
 /// Addresses of a quantised tensor in device memory.
 ///
 /// Written are the blocks that hold rows of a document, whole: past a document's end, codes and D are
-/// 0. All other slots are left as they were.
+/// 0, and LSE is +∞. All other slots are left as they were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantised {
     /// Codes, [`PaddedLayout::row_byte`]. A block with a NaN or an infinity has all codes 0x7F.
@@ -216,11 +222,13 @@ pub struct Quantised {
     pub transposed_image: Option<u64>,
     /// D, `f32` `[heads, slots]`.
     pub row_sums: Option<u64>,
+    /// LSE in base 2, `f32` `[heads, slots]`.
+    pub lse2: Option<u64>,
     /// What the codes of a block are multiplied with, `f32` `[heads, blocks]`: 2^e, at least 2^-96; 0
-    /// for a block of zeros, and for one with a NaN, whose codes poison by themselves.
+    /// for a block of zeros, and NaN for one with a NaN or an infinity.
     pub scales: u64,
     /// The exponents to fold into the other operand of a product over tokens, `f32` `[heads, blocks]`:
-    /// e, and -96, the smallest, where the scale is 0.
+    /// e, and -96, the smallest, where the scale is 0 or NaN.
     pub folds: u64,
 }
 
@@ -239,14 +247,15 @@ pub enum QuantiseError {
     /// D of a rotated dO.
     #[error("D is made of dO as it is: quantise dO without the Hadamard rotation")]
     RotatedRowSums,
-    /// O is for D, and D needs O.
+    /// O and LSE are for D, and D needs O.
     #[error("{}", if *.is_given {
-        "this quantiser makes no D, and was given O: leave it out, or ask for `BothWithRowSums`"
+        "this quantiser makes no D, and was given O and LSE: leave them out, or ask for \
+         `BothWithRowSums`"
     } else {
-        "D = rowsum(dO * O) needs O, the output of the forward pass"
+        "D = rowsum(dO * O) and LSE in base 2 need O and LSE, the results of the forward pass"
     })]
     Output {
-        /// Whether O was given.
+        /// Whether they were given.
         is_given: bool,
     },
     #[allow(missing_docs)]
@@ -257,13 +266,22 @@ pub enum QuantiseError {
     Gpu(#[from] GpuError),
 }
 
+/// What a forward pass made of the operands whose gradients are asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardOutput {
+    /// O, of dO's shape.
+    pub o: DeviceTensor,
+    /// Address of LSE, natural logarithms, `f32` `[heads, tokens]`.
+    pub lse: u64,
+}
+
 /// What a launch reads.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantiseCall {
     /// The tensor to quantise.
     pub input: DeviceTensor,
-    /// O, of the same shape, where D is asked for.
-    pub output: Option<DeviceTensor>,
+    /// The forward pass's results, where D is asked for.
+    pub output: Option<ForwardOutput>,
     /// Address of the `documents + 1` boundaries, `i32`, as `flamia_sched::Documents` has them.
     pub cu_seqlens: u64,
     /// Documents, empty ones included.
@@ -361,7 +379,8 @@ impl Quantiser {
             let is_given = output.is_some();
             return Err(QuantiseError::Output { is_given });
         }
-        let output_strides = output.map(|output| output.row_strides(shape)).transpose()?;
+        let output_strides = output.map(|output| output.o.row_strides(shape));
+        let output_strides = output_strides.transpose()?;
         let [output_token_stride, output_head_stride] = output_strides.unwrap_or_default();
 
         let quantised = layout.at(scratch.address);
@@ -370,13 +389,15 @@ impl Quantiser {
         let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let parameters = Parameters {
             input: input.address,
-            output: output.map_or(0, |output| output.address),
+            output: output.map_or(0, |output| output.o.address),
+            lse: output.map_or(0, |output| output.lse),
             cu_seqlens,
             row_image: quantised.row_image.unwrap_or_default(),
             transposed_image: quantised.transposed_image.unwrap_or_default(),
             scales: quantised.scales,
             folds: quantised.folds,
             row_sums: quantised.row_sums.unwrap_or_default(),
+            lse2: quantised.lse2.unwrap_or_default(),
             token_stride,
             head_stride,
             output_token_stride,
@@ -422,7 +443,8 @@ mod tests {
             ];
             parts.extend(at.row_image.map(|part| (part, padded.image_bytes())));
             parts.extend(at.transposed_image.map(|part| (part, padded.image_bytes())));
-            parts.extend(at.row_sums.map(|part| (part, padded.slot_table_bytes())));
+            let tables = [at.row_sums, at.lse2].into_iter().flatten();
+            parts.extend(tables.map(|part| (part, padded.slot_table_bytes())));
             let images =
                 usize::from(at.row_image.is_some()) + usize::from(at.transposed_image.is_some());
             assert_eq!(

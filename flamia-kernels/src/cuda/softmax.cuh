@@ -1,26 +1,15 @@
 // The online softmax of the `hopper` profile on accumulator fragments; cpu/hopper/forward.rs defines
 // the numbers.
 //
-// A thread holds two rows of a 64 x 128 fragment of scores, 8 columns of each 32-key group: row
-// `half`, column j of group g is score(s, g, half, j). The four threads of a quad share their rows.
+// Rows are queries, groups of columns are 32 keys.
 #pragma once
 
-#include "e4m3.cuh"
-#include "prim_sm90.cuh"
+#include "fragment.cuh"
 
-constexpr u32 GROUPS = 4;         // of 32 keys in a tile
-constexpr u32 GROUP_COLUMNS = 8;  // that a thread holds of a row
-constexpr u32 FULL_WARP = 0xffffffff;
+constexpr u32 GROUPS = 4;  // of 32 keys in a tile
 
 // The reference of a row that has seen no key. Finite, so that -inf scores stay -inf relative to it.
 constexpr float NO_REFERENCE = -3.402823466e38f;
-constexpr float SMALLEST_NORMAL = 1.175494351e-38f;
-#define INF __int_as_float(0x7f800000)
-
-template <typename T>
-__device__ inline T& score(T (&s)[64], u32 group, u32 half, u32 column) {
-    return s[16 * group + 4 * (column / 2) + 2 * half + column % 2];
-}
 
 // What the key groups of a tile make of a product of codes: z = s * multiplier + fold.
 struct TileScales {
@@ -37,16 +26,6 @@ struct TileScales {
         }
     }
 };
-
-// What the four threads of a quad, who share rows, make of a value of each.
-__device__ inline float quad_sum(float x) {
-    x += __shfl_xor_sync(FULL_WARP, x, 1);
-    return x + __shfl_xor_sync(FULL_WARP, x, 2);
-}
-__device__ inline float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
-    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
-}
 
 // The running state of a thread's two rows.
 struct SoftmaxRows {
@@ -67,8 +46,8 @@ struct SoftmaxRows {
                 int bound = 0;
 #pragma unroll
                 for (u32 j = 0; j < GROUP_COLUMNS; j += 2)
-                    bound = __vimax3_s32(bound, __float_as_int(score(s, g, half, j)),
-                                         __float_as_int(score(s, g, half, j + 1)));
+                    bound = __vimax3_s32(bound, __float_as_int(entry(s, g, half, j)),
+                                         __float_as_int(entry(s, g, half, j + 1)));
                 passes |= fmaf(__int_as_float(bound), scales.multiplier[g], scales.fold[g]) > reference[half] + tau;
             }
         return passes;
@@ -88,7 +67,7 @@ struct SoftmaxRows {
                 if (!(groups >> g & 1)) continue;
                 float in_group = -INF;
 #pragma unroll
-                for (u32 j = 0; j < GROUP_COLUMNS; j++) in_group = fmaxf(in_group, score(s, g, half, j));
+                for (u32 j = 0; j < GROUP_COLUMNS; j++) in_group = fmaxf(in_group, entry(s, g, half, j));
                 largest = fmaxf(largest, fmaf(in_group, scales.multiplier[g], scales.fold[g]));
             }
             largest = quad_max(largest);
@@ -115,17 +94,12 @@ struct SoftmaxRows {
             float in_group;
 #pragma unroll
             for (u32 j = 0; j < GROUP_COLUMNS; j++) {
-                float& p = score(s, g, half, j);
+                float& p = entry(s, g, half, j);
                 p = exp2_approximate(fmaf(p, scales.multiplier[g], addend));
                 in_group = j == 0 ? p : in_group + p;
             }
             sum[half] = fmaf(in_group, unfold, sum[half]);
         }
-#pragma unroll
-        for (u32 r = 0; r < 4; r++) {
-            const u32 half = r % 2, column = 4 * (r / 2);
-            codes[r] = pack_e4m3(score(s, g, half, column), score(s, g, half, column + 1),
-                                 score(s, g, half, column + 2), score(s, g, half, column + 3));
-        }
+        group_codes(s, g, codes);
     }
 };

@@ -1,6 +1,7 @@
 //! What a quantised tensor has to be, byte for byte, by the formats' own definition.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use flamia_format::blocks::{BLOCK, TokenBlocks};
@@ -55,11 +56,20 @@ impl Block {
         let has_scale = exponent != Ue8m0::ZERO_BLOCK && !exponent.is_nan();
         let (scale, fold) = if has_scale {
             (pow2(floored), floored as f32)
+        } else if exponent.is_nan() {
+            (f32::from_bits(0x7fff_ffff), MIN_EXPONENT as f32)
         } else {
             (0.0, MIN_EXPONENT as f32)
         };
         Self { codes, scale, fold }
     }
+}
+
+/// A forward pass's results, for D and LSE in base 2.
+pub struct ForwardOutput {
+    pub o: Packed,
+    /// `[heads, tokens]`.
+    pub lse: Vec<f32>,
 }
 
 /// 16 sums over every sixteenth product, then pairs of sums.
@@ -80,7 +90,7 @@ fn row_sum(codes: &[u8], scale: f32, o: &[f32]) -> f32 {
 pub fn expected(
     documents: &Documents,
     input: &Packed,
-    output: Option<&Packed>,
+    output: Option<&ForwardOutput>,
     quantisation: &Quantisation,
     layout: &QuantisedLayout,
     poison: u8,
@@ -99,7 +109,10 @@ pub fn expected(
             if quantisation.hadamard {
                 hadamard_rows(&mut values, dims).unwrap();
             }
-            let o = output.map(|output| output.rows(head, rows.clone()));
+            let forward = output.map(|output| {
+                let lse = &output.lse[head * documents.total()..][rows.clone()];
+                (output.o.rows(head, rows.clone()), lse)
+            });
             for (index, values) in values.chunks(BLOCK * dims).enumerate() {
                 let mut block = Block::quantise(values, dims);
                 block.codes.resize(BLOCK * dims, 0);
@@ -109,10 +122,14 @@ pub fn expected(
                 put(at.folds, table, block.fold);
                 for (token, codes) in block.codes.chunks(dims).enumerate() {
                     let slot = first + token;
-                    if let (Some(part), Some(o)) = (at.row_sums, &o) {
-                        let row = o.chunks(dims).nth(BLOCK * index + token);
-                        let sum = row.map_or(0.0, |o| row_sum(codes, block.scale, o));
-                        put(part, head * padded.slots() + slot, sum);
+                    if let (Some(d), Some(lse2), Some((o, lse))) = (at.row_sums, at.lse2, &forward)
+                    {
+                        let row = BLOCK * index + token;
+                        let sum = o.chunks(dims).nth(row);
+                        let sum = sum.map_or(0.0, |o| row_sum(codes, block.scale, o));
+                        put(d, head * padded.slots() + slot, sum);
+                        let base2 = lse.get(row).map_or(f32::INFINITY, |lse| lse * LOG2_E);
+                        put(lse2, head * padded.slots() + slot, base2);
                     }
                     for (dim, code) in codes.iter().enumerate() {
                         images.push((head, slot, dim, *code));
@@ -165,6 +182,11 @@ pub fn compare(found: &[u8], expected: &[u8], layout: &QuantisedLayout, case: &s
         }
         unreachable!("an image has a byte for every element")
     };
+    let of_slot = |name: &str, part: u64| {
+        let index = (first - part as usize) / 4;
+        let (head, slot) = (index / padded.slots(), index % padded.slots());
+        format!("{name} of head {head}, slot {slot}")
+    };
     let place = match (at.row_image, at.transposed_image, at.row_sums) {
         (Some(part), ..) if inside(part, padded.image_bytes()) => {
             image("row image", part, &|h, s, d| padded.row_byte(h, s, d))
@@ -174,10 +196,12 @@ pub fn compare(found: &[u8], expected: &[u8], layout: &QuantisedLayout, case: &s
                 padded.transposed_byte(h, s, d)
             })
         }
-        (.., Some(part)) if inside(part, padded.slot_table_bytes()) => {
-            let index = (first - part as usize) / 4;
-            let (head, slot) = (index / padded.slots(), index % padded.slots());
-            format!("D of head {head}, slot {slot}")
+        (.., Some(part)) if inside(part, padded.slot_table_bytes()) => of_slot("D", part),
+        _ if at
+            .lse2
+            .is_some_and(|part| inside(part, padded.slot_table_bytes())) =>
+        {
+            of_slot("LSE in base 2", at.lse2.expect("it was just looked into"))
         }
         _ if inside(at.scales, padded.block_table_bytes()) => {
             format!("scale {}", (first - at.scales as usize) / 4)
