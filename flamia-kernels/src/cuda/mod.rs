@@ -1,5 +1,6 @@
 //! Kernels for NVIDIA GPUs.
 
+pub mod backward_queries;
 pub mod call;
 pub mod forward;
 pub mod layout;
