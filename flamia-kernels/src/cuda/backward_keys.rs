@@ -4,13 +4,15 @@
 //! hardware's 2^x; `backward_keys_sm90.cu` computes them. Every gradient is added up by one CTA in one
 //! order, so that results are the same bits in every run.
 
-use flamia_cuda::{Arch, BuildError, Gpu, GpuError, Kernel, Launch, Source, Stream, header};
+use flamia_cuda::{
+    Arch, BuildError, Gpu, GpuError, Kernel, Launch, PARAMETERS_HEADER, Source, Stream, header,
+    parameters,
+};
 use flamia_sched::Mask;
 use flamia_sched::cuda::{SCHEDULE_HEADER, ScheduleLayout, schedule_defines};
 use flamia_sched::work::{HeadSections, Tiling};
 
 use super::layout::{HeadDim, LayoutError, PaddedLayout};
-use super::parameters::parameters;
 use super::quantise::Quantised;
 use super::tensor::{DeviceTensor, TensorError};
 
@@ -25,10 +27,10 @@ pub const SOURCE: Source = Source {
         header!("key_rows.cuh"),
         header!("layout.cuh"),
         header!("output_rows.cuh"),
-        header!("parameters.cuh"),
         header!("prim_sm90.cuh"),
         header!("running_reference.cuh"),
         header!("tiles.cuh"),
+        PARAMETERS_HEADER,
         SCHEDULE_HEADER,
     ],
 };

@@ -22,6 +22,7 @@ pub const SOURCE: Source = Source {
     headers: &[
         header!("e4m3.cuh"),
         header!("fragment.cuh"),
+        header!("key_tile.cuh"),
         header!("layout.cuh"),
         header!("output_rows.cuh"),
         header!("prim_sm90.cuh"),
@@ -395,7 +396,8 @@ impl Forward {
         let launch = Launch::linear(self.ctas, self.config.threads())
             .with_shared(self.config.shared_bytes())
             .starting_early();
-        // SAFETY: the kernel waits for what is in front of it, the parameters are the kernel's, which the compiler compared field by field; every
+        // SAFETY: the kernel waits for what is in front of it. The parameters are the kernel's, which the
+        // compiler compared field by field; every
         // address in them is the caller's, who vouches for the memory behind it.
         unsafe { self.kernel.launch(stream, launch, (parameters,))? };
         Ok(())

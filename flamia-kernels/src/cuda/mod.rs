@@ -1,6 +1,7 @@
 //! Kernels for NVIDIA GPUs.
 
 pub mod backward_keys;
+pub mod backward_queries;
 pub mod call;
 pub mod forward;
 pub mod layout;

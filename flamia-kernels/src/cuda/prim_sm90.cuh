@@ -73,6 +73,12 @@ __device__ inline void barrier_arrive_after_word_copies(u64& barrier) {
 // lets in afterwards.
 __device__ inline void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Meets the other threads of a warpgroup. Each has a barrier of its own, 1 to 15; 0 is __syncthreads().
+template <u32 ID>
+__device__ inline void warpgroup_barrier() {
+    asm volatile("bar.sync %0, 128;" ::"n"(ID) : "memory");
+}
+
 // ---- registers of a warpgroup; every one of its warps has to ask
 
 template <u32 COUNT>
