@@ -120,9 +120,6 @@ struct Work {
 };
 
 constexpr u32 KEY_SLOTS = 2;  // the next item's keys come in while this one's are used
-// On a barrier of loads: one that announces the bulk copies, and one by each lane of the producer
-// for its word copies.
-constexpr u32 LOAD_ARRIVALS = 1 + 32;
 
 struct SharedMemory {
     u8 k[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];

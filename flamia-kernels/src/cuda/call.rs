@@ -214,13 +214,15 @@ impl Kernels {
     }
 }
 
-/// Heads in sections whose keys and values the L2 cache holds pay under the full mask, where all items
-/// of a document cost the same. Under the others they start each section with long items again, and one
-/// section was as fast or faster on most rows that were measured.
+/// Heads in sections whose keys and values the L2 cache holds pay where all items cost the same: under the
+/// full mask, with documents as long as one another. Elsewhere every section starts with long items
+/// again, and one was faster by 7 to 28 % on long causal rows, and by 9 % under the full mask with documents
+/// of 500 rows on average beside a long one (bench/LOG.md).
 fn sections(shape: &CallShape, mask: Mask, l2_bytes: usize) -> HeadSections {
+    const SHORT: usize = 1024;
     let count = |n| NonZero::new(n).unwrap_or(NonZero::<usize>::MIN);
     let heads = count(shape.heads);
-    if mask.is_causal() {
+    if mask.is_causal() || shape.tokens / shape.documents.max(1) < SHORT {
         return HeadSections::whole(heads);
     }
     let group = count(shape.heads / shape.kv_heads.max(1));
@@ -451,6 +453,11 @@ mod tests {
             ..shape
         };
         assert_eq!(sections(&long, Mask::Full, 64 << 20).per_section(), 4);
+        let short = CallShape {
+            documents: 129,
+            ..long
+        };
+        assert_eq!(sections(&short, Mask::Full, 64 << 20).per_section(), 16);
 
         let rows = |documents| item_rows(&CallShape { documents, ..shape });
         assert_eq!(rows(64), ItemRows::R192);

@@ -4,9 +4,7 @@
 pub mod check;
 pub mod gradients;
 pub mod keys;
-mod random;
-
-pub use random::{random_shape, roughen};
+pub mod random;
 
 use flamia_cuda::{Buffer, Gpu, Graph, Stream};
 use flamia_kernels::cpu;
