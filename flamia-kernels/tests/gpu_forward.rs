@@ -5,7 +5,8 @@ mod attention;
 mod quantised;
 
 use attention::check::{Failures, cosine, differs_in_kind, distance};
-use attention::{Device, HEAD_DIMS, Outputs, Problem, Shape, Way, masks, random_shape, roughen};
+use attention::random::{random_shape, roughen};
+use attention::{Device, HEAD_DIMS, Outputs, Problem, Shape, Way, masks};
 use flamia_cuda::{Arch, Compiler, Gpu, Program};
 use flamia_kernels::cuda::forward::{self, ForwardConfig, ItemRows};
 use flamia_kernels::cuda::layout::HeadDim;
