@@ -236,14 +236,14 @@ fn sections(shape: &CallShape, mask: Mask, l2_bytes: usize) -> HeadSections {
     )
 }
 
-/// Query rows of an item. Three warpgroups were faster on every row that was measured, down to documents
-/// of 500 rows on average; shorter ones leave the third idle more often than not.
+/// Query rows of an item. Warpgroups that share keys were faster on every row that was measured with documents
+/// of 500 rows or more on average, those on their own with 291 (bench/LOG.md).
 fn item_rows(shape: &CallShape) -> ItemRows {
     let mean = shape.tokens / shape.documents.max(1);
-    if mean >= 256 {
+    if mean >= 384 {
         ItemRows::R192
     } else {
-        ItemRows::R128
+        ItemRows::R64
     }
 }
 
@@ -460,8 +460,8 @@ mod tests {
         assert_eq!(sections(&short, Mask::Full, 64 << 20).per_section(), 16);
 
         let rows = |documents| item_rows(&CallShape { documents, ..shape });
-        assert_eq!(rows(64), ItemRows::R192);
-        assert_eq!(rows(65), ItemRows::R128);
+        assert_eq!(rows(42), ItemRows::R192);
+        assert_eq!(rows(43), ItemRows::R64);
         assert_eq!(rows(0), ItemRows::R192);
     }
 }

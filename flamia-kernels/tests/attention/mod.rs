@@ -56,7 +56,7 @@ pub struct Way {
 
 impl Way {
     pub const PLAIN: Self = Self {
-        item_rows: ItemRows::R128,
+        item_rows: ItemRows::R192,
         is_dynamic: false,
         heads_per_section: usize::MAX,
     };
