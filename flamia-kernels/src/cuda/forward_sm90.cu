@@ -347,11 +347,13 @@ struct Consumer {
                     }
                     add_values_masked(o, codes, stage, work, tile);
                 }
+            } else {
+                // What an MMA does elsewhere: no warp is left behind at the wait, where the ring would lap it.
+                warpgroup_sync();
             }
-            // Every warp: no MMA waits for what the others read of the scales, nor for one that has yet to
-            // see the stage full, where the warpgroup sees nothing of the tile.
-            __syncwarp();
-            if (lane() == 0) barrier_arrive(shared.empty[tiles.stage()]);
+            // One thread for its warpgroup: an MMA ends for all warps at once, and its codes are made of all
+            // scales that were read.
+            if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty[tiles.stage()]);
             tiles.advance();
         }
         store(o, softmax, work);
@@ -528,7 +530,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
         }
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(shared.full[i], LOAD_ARRIVALS);
-            barrier_init(shared.empty[i], 4 * WARPGROUPS);
+            barrier_init(shared.empty[i], WARPGROUPS);
         }
         barrier_init_fence();
     }

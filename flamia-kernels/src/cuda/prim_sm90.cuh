@@ -45,6 +45,13 @@ __device__ inline void barrier_wait(u64& barrier, u32 parity) {
         : "memory");
 }
 
+// ---- barriers that threads wait at together; __syncthreads has number 0
+
+// The four warps of a warpgroup, but the first.
+__device__ inline void warpgroup_sync() {
+    asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / 128) : "memory");
+}
+
 // ---- copies from global to shared memory
 
 // Contiguous bytes, a multiple of 16 at multiples of 16.
