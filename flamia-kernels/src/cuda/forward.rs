@@ -482,10 +482,7 @@ mod tests {
             [parameters.q, parameters.k, parameters.v],
             [1 << 20, 1 << 20, 2 << 20]
         );
-        assert_eq!(
-            (parameters.tokens, parameters.slots),
-            (100, 128 + 3 * 32 + 128)
-        );
+        assert_eq!((parameters.tokens, parameters.slots), (100, 128 + 3 * 32));
         assert_eq!((parameters.heads, parameters.heads_per_kv_head), (8, 4));
         assert_eq!(parameters.scale, 0.5 * std::f32::consts::LOG2_E);
         assert_eq!(parameters.window, 0);
