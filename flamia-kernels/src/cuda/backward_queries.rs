@@ -429,7 +429,7 @@ mod tests {
         let parameters = CONFIG.parameters(&call).unwrap();
         assert_eq!([parameters.k, parameters.k_transposed], [1 << 20, 2 << 20]);
         assert_eq!([parameters.row_sums, parameters.lse2], [10 << 20, 11 << 20]);
-        assert_eq!(parameters.slots, 128 + 3 * 32 + 128);
+        assert_eq!(parameters.slots, 128 + 3 * 32);
         assert_eq!((parameters.heads, parameters.heads_per_kv_head), (8, 4));
         assert_eq!((parameters.scale, parameters.hysteresis), (0.5, 3));
         assert_eq!(parameters.scale_log2, 0.5 * std::f32::consts::LOG2_E);
