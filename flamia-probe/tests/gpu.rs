@@ -92,8 +92,10 @@ fn the_public_case_loses_a_small_value_to_its_block_only() {
         let case = format!("public: key {key}");
         rows.iter().find(|row| row.case == case).unwrap()
     };
-    let row = find(16);
-    assert_eq!((row.before, row.after), (2f64.powi(-20), 0.0));
+    // The first row attends to key 0 alone, with a weight that E4M3 has rounded.
+    let (row, value) = (find(16), 2f64.powi(-20));
+    assert!((row.before - value).abs() <= value / 16.0, "{row:?}");
+    assert_eq!(row.after, 0.0);
     assert_eq!((row.change, row.reach, row.bitwise), (1.0, 16, false));
     assert!(find(32).bitwise);
 }
