@@ -5,6 +5,7 @@ pub mod call;
 pub mod forward;
 pub mod layout;
 pub mod quantise;
+pub mod retile;
 pub mod tensor;
 
 mod parameters;
