@@ -318,7 +318,8 @@ struct Consumer {
         Tile s, dp;
         bool more = reach_tile(walk, slot);
         if (more) {
-            start_scores(s, dp, slot);
+            start_scores(s, slot);
+            start_score_gradients(dp, slot);
             wgmma_wait<1>();
             start_tile(s, dv, dv_reference, own, walk.tile, slot);
             wgmma_wait();
@@ -340,11 +341,13 @@ struct Consumer {
             if (!is_clear) mask.apply(dp);
             float exponents[BLOCKS];
             dv_reference.exponents(table, exponents);
-            dk_reference.codes(dp, table, exponents, p.hysteresis, dk, ds_codes);
-            add_product(dk, ds_codes, shared.q_transposed[stage], q_steps);
-            pass_tile(walk);
-            more = reach_tile(walk, slot);
+
+            const auto add_keys = [&] {
+                dk_reference.codes(dp, table, exponents, p.hysteresis, dk, ds_codes);
+                add_product(dk, ds_codes, shared.q_transposed[stage], q_steps);
+            };
             const auto finish = [&] {
+                wgmma_wait();
                 pin(dv);
                 pin(dk);
                 pin(p_codes);
@@ -355,17 +358,20 @@ struct Consumer {
                 }
                 release(stage);
             };
-            // The next tile's products wait behind these in the tensor core's queue, and its probabilities are
-            // computed beside the last of them. ptxas serialises what is issued under a condition and waited
-            // for outside of it.
+            pass_tile(walk);
+            more = reach_tile(walk, slot);
+            // The tensor core has the next tile's products to compute beside this one's codes, and the next
+            // probabilities are computed beside the last of those. Written twice, since ptxas serialises
+            // what is issued under a condition and waited for outside of it.
             if (more) {
-                start_scores(s, dp, slot);
-                wgmma_wait<1>();
-                finish();
+                start_scores(s, slot);
+                add_keys();
+                start_score_gradients(dp, slot);
+                wgmma_wait<2>();
                 start_tile(s, dv, dv_reference, own, walk.tile, slot);
-                wgmma_wait();
+                finish();
             } else {
-                wgmma_wait();
+                add_keys();
                 finish();
             }
         }
@@ -392,11 +398,14 @@ struct Consumer {
         if (!is_clear) mask.apply(s);
     }
 
-    // Has the tensor core compute S = K Q^T and dP = V dO^T, of codes.
-    __device__ void start_scores(Tile& s, Tile& dp, u32 slot) const {
-        const u32 stage = tiles.stage(), rows = group * GROUP_KEYS * HEAD_DIM;
-        start_product(s, shared.k[slot] + rows, shared.q[stage]);
-        start_product(dp, shared.v[slot] + rows, shared.d_o[stage]);
+    // Has the tensor core compute S = K Q^T, of codes.
+    __device__ void start_scores(Tile& s, u32 slot) const {
+        start_product(s, shared.k[slot] + group * GROUP_KEYS * HEAD_DIM, shared.q[tiles.stage()]);
+    }
+
+    // Has it compute dP = V dO^T.
+    __device__ void start_score_gradients(Tile& dp, u32 slot) const {
+        start_product(dp, shared.v[slot] + group * GROUP_KEYS * HEAD_DIM, shared.d_o[tiles.stage()]);
     }
 
     static __device__ void start_product(Tile& x, const u8* a_rows, const u8* b_rows) {

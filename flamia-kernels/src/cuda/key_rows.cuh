@@ -17,8 +17,8 @@ constexpr u32 ALL_BLOCKS = (1 << BLOCKS) - 1;
 using Tile = float[QUERIES / 2];
 using TileCodes = u32[BLOCKS][4];
 
-// What a tile of queries brings along, in shared memory.
-struct QueryTable {
+// What a tile of queries brings along, in shared memory. Aligned for bulk copies.
+struct alignas(16) QueryTable {
     float lse2[QUERIES];
     float row_sums[QUERIES];  // D
     float q_scale[BLOCKS];
