@@ -1,5 +1,13 @@
 //! One call of the forward kernel on a GPU: operands quantised on the host, outputs between canaries.
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
+
+pub mod check;
+pub mod gradients;
+pub mod keys;
+pub mod queries;
+mod random;
+
+pub use random::{random_shape, roughen};
 
 use flamia_cuda::{Buffer, Gpu, Graph, Stream};
 use flamia_kernels::cpu;
@@ -11,12 +19,12 @@ use flamia_kernels::cuda::quantise::{Forms, Quantisation, Quantised};
 use flamia_kernels::cuda::tensor::DeviceTensor;
 use flamia_kernels::{Mask, MmaAccumulator, Options, Path, Profile, TensorView};
 use flamia_sched::Documents;
-use flamia_sched::work::HeadSections;
+use flamia_sched::work::{HeadSections, Pass, Tiling};
 use half::bf16;
 use rand::Rng;
 use rand_distr::{Distribution, StandardNormal};
 
-use super::quantised::{Packed, expected};
+use super::quantised::{ForwardOutput, Packed, expected};
 
 /// What outputs and scratch are filled with: NaN in every format.
 const POISON: u8 = 0xff;
@@ -24,6 +32,12 @@ const POISON: u8 = 0xff;
 const GAP: usize = 16;
 const C: i32 = 4;
 const TAU: f32 = 4.0;
+
+pub const HEAD_DIMS: [HeadDim; 2] = [HeadDim::D128, HeadDim::D64];
+
+pub fn masks() -> [Mask; 3] {
+    [Mask::Causal, Mask::Full, Mask::window(100)]
+}
 
 /// Shapes, mask and operands.
 #[derive(Clone, Debug)]
@@ -100,20 +114,15 @@ impl Problem {
         self.documents.total()
     }
 
-    /// The CPU's result: of the `hopper` profile with its accumulator bit for bit, or exact.
+    /// The CPU's result.
     pub fn on_cpu(&self, path: Path) -> Outputs {
         let Shape {
             heads,
             kv_heads,
             head_dim,
-            mask,
             ..
         } = self.shape;
-        let mut options = Options::new(path, mask);
-        if path == Path::Mxfp8 {
-            options.profile = Profile::Hopper;
-            options.accumulator = MmaAccumulator::Hopper;
-        }
+        let options = self.options(path);
         let wide = |x: &[bf16]| x.iter().map(|x| x.to_f64()).collect::<Vec<f64>>();
         let (q, k, v) = (wide(&self.q), wide(&self.k), wide(&self.v));
         let view =
@@ -181,47 +190,15 @@ impl<'a> Device<'a> {
                 hadamard,
                 forms,
             };
-            let layout = quantisation
-                .layout(problem.tokens(), problem.documents.len(), heads)
-                .unwrap();
-            let packed = Packed {
-                data: data.clone(),
-                row_heads: heads,
-                heads: 0..heads,
-                head_dim: head_dim.get(),
-            };
-            let bytes = expected(
-                &problem.documents,
-                &packed,
-                None,
-                &quantisation,
-                &layout,
-                POISON,
-            );
-            let scratch = Buffer::from_slice(gpu, &bytes).unwrap();
-            let quantised = layout.at(scratch.pointer());
-            (scratch, quantised)
+            problem.quantised(gpu, data, heads, &quantisation, None)
         });
-        let items = config.tiling().longest_first(&problem.documents);
-        // `ScheduleHeader` as schedule.cuh has it, with the two fields that the kernel reads.
-        let mut header = [0u32; 16];
-        header[8] = items.len() as u32;
-        header[10] = u32::from(way.is_dynamic);
-        let items: Vec<i32> = items
-            .iter()
-            .flat_map(|item| [item.document, item.first, item.start, item.len])
-            .collect();
-        let upload = |bytes: &[u8]| Buffer::from_slice(gpu, bytes).unwrap();
         let number = |n: usize| std::num::NonZero::new(n).unwrap();
         Self {
             forward,
             operands,
             o: Buffer::filled(gpu, GAP + problem.tokens() * problem.o_stride(), POISON).unwrap(),
             lse: Buffer::filled(gpu, heads * problem.tokens() + GAP, POISON).unwrap(),
-            schedule: [
-                upload(bytemuck::cast_slice(&header)),
-                upload(bytemuck::cast_slice(&items)),
-            ],
+            schedule: schedule(gpu, &config.tiling(), &problem.documents, way.is_dynamic),
             counter: Buffer::filled(gpu, 1, 0).unwrap(),
             sections: HeadSections::new(number(heads), number(way.heads_per_section)),
             problem,
@@ -319,7 +296,69 @@ impl<'a> Device<'a> {
     }
 }
 
+/// The header and the items of a schedule with one pass.
+fn schedule(
+    gpu: &Gpu,
+    tiling: &Tiling,
+    documents: &Documents,
+    is_dynamic: bool,
+) -> [Buffer<u8>; 2] {
+    let items = tiling.longest_first(documents);
+    // `ScheduleHeader` as schedule.cuh has it, with the fields that a kernel reads.
+    let mut header = [0u32; 16];
+    header[match tiling.pass {
+        Pass::Forward => 8,
+        Pass::Backward => 9,
+    }] = items.len() as u32;
+    header[10] = u32::from(is_dynamic);
+    let items: Vec<i32> = items
+        .iter()
+        .flat_map(|item| [item.document, item.first, item.start, item.len])
+        .collect();
+    let upload = |bytes: &[u8]| Buffer::from_slice(gpu, bytes).unwrap();
+    [
+        upload(bytemuck::cast_slice(&header)),
+        upload(bytemuck::cast_slice(&items)),
+    ]
+}
+
 impl Problem {
+    /// An operand as the quantiser leaves it, made on the host.
+    fn quantised(
+        &self,
+        gpu: &Gpu,
+        data: &[bf16],
+        heads: usize,
+        quantisation: &Quantisation,
+        forward: Option<&ForwardOutput>,
+    ) -> (Buffer<u8>, Quantised) {
+        let layout = quantisation
+            .layout(self.tokens(), self.documents.len(), heads)
+            .unwrap();
+        let packed = Packed::whole(data.to_vec(), heads, self.shape.head_dim.get());
+        let bytes = expected(
+            &self.documents,
+            &packed,
+            forward,
+            quantisation,
+            &layout,
+            POISON,
+        );
+        let scratch = Buffer::from_slice(gpu, &bytes).unwrap();
+        let quantised = layout.at(scratch.pointer());
+        (scratch, quantised)
+    }
+
+    /// The CPU's options: of the `hopper` profile with its accumulator bit for bit, or exact.
+    fn options(&self, path: Path) -> Options {
+        let mut options = Options::new(path, self.shape.mask);
+        if path == Path::Mxfp8 {
+            options.profile = Profile::Hopper;
+            options.accumulator = MmaAccumulator::Hopper;
+        }
+        options
+    }
+
     fn o_stride(&self) -> usize {
         self.shape.heads * self.shape.head_dim.get() + GAP
     }

@@ -25,6 +25,16 @@ pub struct Packed {
 }
 
 impl Packed {
+    /// A tensor that has the rows for itself.
+    pub fn whole(data: Vec<bf16>, heads: usize, head_dim: usize) -> Self {
+        Self {
+            data,
+            row_heads: heads,
+            heads: 0..heads,
+            head_dim,
+        }
+    }
+
     fn rows(&self, head: usize, rows: Range<usize>) -> Vec<f32> {
         let row = self.row_heads * self.head_dim;
         let first = (self.heads.start + head) * self.head_dim;
