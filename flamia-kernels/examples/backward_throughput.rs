@@ -209,8 +209,10 @@ impl Bench {
             scale: scale(self.head_dim),
             hysteresis: 3,
         };
-        // SAFETY: all buffers are this value's, which outlives the replays.
-        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
+        median(gpu, |stream| {
+            // SAFETY: all buffers are this value's, which outlives the replays.
+            unsafe { kernel.launch(stream, &call) }.map_err(Into::into)
+        })
     }
 
     fn queries(
@@ -245,8 +247,10 @@ impl Bench {
             scale: scale(self.head_dim),
             hysteresis: 3,
         };
-        // SAFETY: as in `keys`.
-        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
+        median(gpu, |stream| {
+            // SAFETY: as in `keys`.
+            unsafe { kernel.launch(stream, &call) }.map_err(Into::into)
+        })
     }
 }
 
@@ -285,12 +289,15 @@ fn header(gpu: &Gpu, items: usize, is_dynamic: bool) -> Result<Buffer<u32>, Box<
     Ok(Buffer::from_slice(gpu, &header)?)
 }
 
+/// The header, the items and their number.
+type Schedule = (Buffer<u32>, Buffer<i32>, usize);
+
 fn schedule(
     gpu: &Gpu,
     tiling: &Tiling,
     documents: &Documents,
     is_dynamic: bool,
-) -> Result<(Buffer<u32>, Buffer<i32>, usize), Box<dyn Error>> {
+) -> Result<Schedule, Box<dyn Error>> {
     let items = tiling.longest_first(documents);
     let words: Vec<i32> = items
         .iter()

@@ -5,7 +5,7 @@ pub mod check;
 pub mod gradients;
 pub mod keys;
 pub mod queries;
-mod random;
+pub mod random;
 
 pub use random::{random_shape, roughen};
 
