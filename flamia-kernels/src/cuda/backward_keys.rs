@@ -57,6 +57,7 @@ parameters! {
         d_o: u64,
         d_o_transposed: u64,
         d_o_scales: u64,
+        d_o_folds: u64,
         row_sums: u64,
         lse2: u64,
         k: u64,
@@ -80,8 +81,6 @@ parameters! {
         scale: f32,
         dk_scale: f32,
         hysteresis: i32,
-        floor: f32,
-        reserved: u32,
     }
 }
 
@@ -172,6 +171,7 @@ impl BackwardKeysConfig {
             d_o: part("d_o", "row image", d_o.row_image)?,
             d_o_transposed: part("d_o", "transposed image", d_o.transposed_image)?,
             d_o_scales: d_o.scales,
+            d_o_folds: d_o.folds,
             row_sums: part("d_o", "row sums", d_o.row_sums)?,
             lse2: part("d_o", "LSE", d_o.lse2)?,
             k: part("k", "row image", k.row_image)?,
@@ -199,8 +199,6 @@ impl BackwardKeysConfig {
             scale: (call.scale * std::f64::consts::LOG2_E) as f32,
             dk_scale: (call.scale * unrotate) as f32,
             hysteresis: call.hysteresis,
-            floor: 448.0 * (-call.hysteresis as f32).exp2(),
-            reserved: 0,
         })
     }
 
@@ -485,7 +483,10 @@ mod tests {
         assert_eq!(parameters.slots as usize, padded.slots());
         assert_eq!(parameters.scale, 0.5 * std::f32::consts::LOG2_E);
         assert_eq!(parameters.dk_scale, (0.5 / 128f64.sqrt()) as f32);
-        assert_eq!(parameters.floor, 56.0);
+        assert_eq!(
+            [parameters.d_o_scales, parameters.d_o_folds],
+            [42 << 20, 43 << 20]
+        );
     }
 
     #[test]

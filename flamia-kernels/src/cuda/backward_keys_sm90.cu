@@ -48,6 +48,7 @@ struct Parameters {
     const u8 *d_o;
     const u8 *d_o_transposed;
     const float *d_o_scales;
+    const float *d_o_folds;
     const float *row_sums;  // [heads][slots]
     const float *lse2;
     const u8 *k;  // [kv_heads][slots] rows
@@ -71,8 +72,6 @@ struct Parameters {
     float scale;     // softmax scale times log2(e)
     float dk_scale;  // softmax scale, times 1 / sqrt(HEAD_DIM) where dK is rotated
     int hysteresis;
-    float floor;  // 448 / 2^hysteresis
-    u32 reserved;
 };
 SAME_OFFSET(Parameters, q);
 SAME_OFFSET(Parameters, q_transposed);
@@ -80,6 +79,7 @@ SAME_OFFSET(Parameters, q_scales);
 SAME_OFFSET(Parameters, d_o);
 SAME_OFFSET(Parameters, d_o_transposed);
 SAME_OFFSET(Parameters, d_o_scales);
+SAME_OFFSET(Parameters, d_o_folds);
 SAME_OFFSET(Parameters, row_sums);
 SAME_OFFSET(Parameters, lse2);
 SAME_OFFSET(Parameters, k);
@@ -103,8 +103,6 @@ SAME_OFFSET(Parameters, window);
 SAME_OFFSET(Parameters, scale);
 SAME_OFFSET(Parameters, dk_scale);
 SAME_OFFSET(Parameters, hysteresis);
-SAME_OFFSET(Parameters, floor);
-SAME_OFFSET(Parameters, reserved);
 
 // What a CTA does at a time: an item for one key/value head. The work is over when the document has no
 // rows.
@@ -229,11 +227,11 @@ struct Producer {
             bulk_copy(shared.q_transposed[stage], p.q_transposed + first * HEAD_DIM, bytes, full);
         }
         // Absent blocks get harmless scales: what is computed with them is masked.
-        const u32 block = lane % BLOCKS;
-        if (lane < 2 * BLOCKS) {
-            const bool of_q = lane < BLOCKS;
-            word_copy((of_q ? table.q_scale : table.do_scale) + block,
-                      (of_q ? p.q_scales : p.d_o_scales) + first / BLOCK + block, block < count / BLOCK);
+        const u32 block = lane % BLOCKS, kind = lane / BLOCKS;
+        if (kind < 3) {
+            float* to = kind == 0 ? table.q_scale : kind == 1 ? table.do_scale : table.do_fold;
+            const float* from = kind == 0 ? p.q_scales : kind == 1 ? p.d_o_scales : p.d_o_folds;
+            word_copy(to + block, from + first / BLOCK + block, block < count / BLOCK);
         }
         barrier_arrive_after_word_copies(full);
         tiles.advance();
@@ -272,20 +270,18 @@ struct Consumer {
     // The tiles that are loaded for an item, one query head after the other.
     struct Walk {
         Range loaded;  // for each head
-        Range seen;    // by this warpgroup's keys
         int tile;
         u32 left;  // with this one
-
-        __device__ Walk(Range loaded, Range seen, u32 heads)
-            : loaded(loaded), seen(seen), tile(loaded.begin), left(heads * (loaded.end - loaded.begin)) {}
     };
 
-    // Waits for the next tile that this warpgroup sees, and lets go of those before it. False if there is
-    // none.
-    __device__ bool reach_tile(Walk& walk) {
+    // Waits for the next tile that this warpgroup's keys are seen by, and lets go of those before it. False
+    // if there is none.
+    __device__ bool reach_tile(Walk& walk, u32 slot) {
+        const Work& work = shared.work[slot];
+        const Range seen = covering(queries_that_see(work.group_keys(group), work.item.len, p.window), QUERIES);
         for (; walk.left > 0; pass_tile(walk)) {
             barrier_wait(shared.full[tiles.stage()], tiles.parity());
-            if (walk.seen.contains(walk.tile)) return true;
+            if (seen.contains(walk.tile)) return true;
             release(tiles.stage());
         }
         return false;
@@ -307,9 +303,8 @@ struct Consumer {
         const Work& work = shared.work[slot];
         const int len = work.item.len;
         const Range own = work.group_keys(group);
-        const Range clear = tiles_without_mask(own, len);
-        Walk walk(covering(queries_that_see(work.keys(), len, p.window), QUERIES),
-                  covering(queries_that_see(own, len, p.window), QUERIES), p.heads_per_kv_head);
+        const Range loaded = covering(queries_that_see(work.keys(), len, p.window), QUERIES);
+        Walk walk = {loaded, loaded.begin, p.heads_per_kv_head * (loaded.end - loaded.begin)};
 
         float dk[WORDS], dv[WORDS];
 #pragma unroll
@@ -318,60 +313,96 @@ struct Consumer {
         ValueReference dv_reference;
 
         Tile s, dp;
-        bool more = reach_tile(walk);
+        bool more = reach_tile(walk, slot);
         if (more) {
-            start_scores(s, dp, slot);
+            start_scores(s, slot);
+            start_score_gradients(dp, slot);
+            wgmma_wait<1>();
+            start_tile(s, dv, dv_reference, own, walk.tile, slot);
             wgmma_wait();
         }
         while (more) {
-            pin(s);
             pin(dp);
             const u32 stage = tiles.stage();
             const QueryTable& table = shared.queries[stage];
-            const KeyMask mask = {own.begin + int(WARP_KEYS * warp() + lane() / 4),
-                                  own.begin + int(warp() / 2) * BLOCK, walk.tile * QUERIES, len, p.window};
-            const bool is_clear = clear.contains(walk.tile);
-
+            const bool is_clear = tiles_without_mask(own, len).contains(walk.tile);
+            const KeyMask mask = key_mask(own, walk.tile, len);
             const u32 v_steps = is_clear ? ALL_BLOCKS : steps(table.do_scale, mask);
             const u32 q_steps = is_clear ? ALL_BLOCKS : steps(table.q_scale, mask);
+
             TileCodes p_codes, ds_codes;
-            probabilities(s, table, p.scale, shared.k_scale[slot][warp_key() / BLOCK]);
-            if (!is_clear) mask.apply(s);
-            dv_reference.update(table, is_clear ? ALL_BLOCKS : mask.blocks_that_see(mask.block), dv);
-            dv_reference.codes(s, table, p_codes);
+#pragma unroll
+            for (u32 g = 0; g < BLOCKS; g++) group_codes(s, g, p_codes[g]);
             add_product(dv, p_codes, shared.d_o_transposed[stage], v_steps);
             score_gradients(dp, s, table, shared.v_scale[slot][warp_key() / BLOCK]);
             if (!is_clear) mask.apply(dp);
-            dk_reference.codes(dp, table, p.hysteresis, p.floor, dk, ds_codes);
-            add_product(dk, ds_codes, shared.q_transposed[stage], q_steps);
+            float exponents[BLOCKS];
+            dv_reference.exponents(table, exponents);
+
+            const auto add_keys = [&] {
+                dk_reference.codes(dp, table, exponents, p.hysteresis, dk, ds_codes);
+                add_product(dk, ds_codes, shared.q_transposed[stage], q_steps);
+            };
+            const auto finish = [&] {
+                wgmma_wait();
+                pin(dv);
+                pin(dk);
+                pin(p_codes);
+                pin(ds_codes);
+                if (!is_clear) {
+                    poison(dv, table.do_scale, mask);
+                    poison(dk, table.q_scale, mask);
+                }
+                release(stage);
+            };
             pass_tile(walk);
-            more = reach_tile(walk);
-            // The next tile's products wait behind these in the tensor core's queue. Two waits, since ptxas
-            // serialises what is issued under a condition and waited for outside of it.
+            more = reach_tile(walk, slot);
+            // The tensor core has the next tile's products to compute beside this one's codes, and the next
+            // probabilities are computed beside the last of those. Written twice, since ptxas serialises
+            // what is issued under a condition and waited for outside of it.
             if (more) {
-                start_scores(s, dp, slot);
-                wgmma_wait();
+                start_scores(s, slot);
+                add_keys();
+                start_score_gradients(dp, slot);
+                wgmma_wait<2>();
+                start_tile(s, dv, dv_reference, own, walk.tile, slot);
+                finish();
             } else {
-                wgmma_wait();
+                add_keys();
+                finish();
             }
-            pin(dv);
-            pin(dk);
-            pin(p_codes);
-            pin(ds_codes);
-            if (!is_clear) {
-                poison(dv, table.do_scale, mask);
-                poison(dk, table.q_scale, mask);
-            }
-            release(stage);
         }
         store(dk, dv, dk_reference, dv_reference, slot);
     }
 
-    // Has the tensor core compute S = K Q^T and dP = V dO^T, of codes.
-    __device__ void start_scores(Tile& s, Tile& dp, u32 slot) const {
-        const u32 stage = tiles.stage(), rows = group * GROUP_KEYS * HEAD_DIM;
-        start_product(s, shared.k[slot] + rows, shared.q[stage]);
-        start_product(dp, shared.v[slot] + rows, shared.d_o[stage]);
+    __device__ KeyMask key_mask(Range own, int tile, int len) const {
+        return {own.begin + int(WARP_KEYS * warp() + lane() / 4), own.begin + int(warp() / 2) * BLOCK, tile * QUERIES, len,
+                p.window};
+    }
+
+    // From S of a tile to its probabilities, times the powers of two that dV's reference leaves them.
+    __device__ void start_tile(Tile& s, float (&dv)[WORDS], ValueReference& dv_reference,
+                               Range own, int tile, u32 slot) const {
+        pin(s);
+        const QueryTable& table = shared.queries[tiles.stage()];
+        const int len = shared.work[slot].item.len;
+        const bool is_clear = tiles_without_mask(own, len).contains(tile);
+        const KeyMask mask = key_mask(own, tile, len);
+        dv_reference.update(table, is_clear ? ALL_BLOCKS : mask.blocks_that_see(mask.block), dv);
+        float exponents[BLOCKS];
+        dv_reference.exponents(table, exponents);
+        probabilities(s, table, p.scale, shared.k_scale[slot][warp_key() / BLOCK], exponents);
+        if (!is_clear) mask.apply(s);
+    }
+
+    // Has the tensor core compute S = K Q^T, of codes.
+    __device__ void start_scores(Tile& s, u32 slot) const {
+        start_product(s, shared.k[slot] + group * GROUP_KEYS * HEAD_DIM, shared.q[tiles.stage()]);
+    }
+
+    // Has it compute dP = V dO^T.
+    __device__ void start_score_gradients(Tile& dp, u32 slot) const {
+        start_product(dp, shared.v[slot] + group * GROUP_KEYS * HEAD_DIM, shared.d_o[tiles.stage()]);
     }
 
     static __device__ void start_product(Tile& x, const u8* a_rows, const u8* b_rows) {

@@ -6,4 +6,5 @@ pub mod call;
 pub mod forward;
 pub mod layout;
 pub mod quantise;
+pub mod retile;
 pub mod tensor;

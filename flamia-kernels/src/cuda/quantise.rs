@@ -20,6 +20,7 @@ pub const SOURCE: Source = Source {
         header!("e4m3.cuh"),
         header!("layout.cuh"),
         header!("ptx.cuh"),
+        header!("quads.cuh"),
         PARAMETERS_HEADER,
     ],
 };

@@ -1,9 +1,10 @@
 //! One call of the forward kernel on a GPU: operands quantised on the host, outputs between canaries.
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 pub mod check;
 pub mod gradients;
 pub mod keys;
+pub mod queries;
 pub mod random;
 
 use flamia_cuda::{Buffer, Gpu, Graph, Stream};
