@@ -22,6 +22,7 @@ pub const SOURCE: Source = Source {
         header!("block_scale.cuh"),
         header!("e4m3.cuh"),
         header!("fragment.cuh"),
+        header!("key_items_sm90.cuh"),
         header!("key_rows.cuh"),
         header!("layout.cuh"),
         header!("output_rows.cuh"),

@@ -24,6 +24,9 @@ struct alignas(16) QueryTable {
     float q_scale[BLOCKS];
     float do_scale[BLOCKS];
     float do_fold[BLOCKS];  // exponents of dO
+    float prescale;         // of dQ, where that is made
+    int query;              // the first
+    u32 flags;
 };
 
 // Calls `visit(g, half, j)` for all entries of a thread.
@@ -96,7 +99,7 @@ struct KeyMask {
             // Counted from this thread's first column.
             const int origin = query + 2 * int(threadIdx.x % 4);
             const int own = key + 8 * int(half), left = len - own;
-            const int begin = MASK == FULL ? 0 : own - origin;
+            const int begin = MASK == FULL ? (left > 0 ? 0 : QUERIES) : own - origin;
             const int end = own + (MASK == WINDOW ? min(left, window) : left) - origin;
 #pragma unroll
             for (u32 g = 0; g < BLOCKS; g++)

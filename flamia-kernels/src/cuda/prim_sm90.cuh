@@ -127,8 +127,11 @@ __device__ inline u64 operand_descriptor(const void* base, Swizzle swizzle) {
            static_cast<u64>(swizzle) << 62;
 }
 
-// The descriptor of what lies `bytes` further on.
-__device__ inline u64 advance(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
+// The descriptor of what lies `bytes` further on: the address is in the lower half, alone with a constant.
+__device__ inline u64 advance(u64 descriptor, u32 bytes) {
+    const u32 low = static_cast<u32>(descriptor) + (bytes >> 4);
+    return descriptor >> 32 << 32 | low;
+}
 
 // In front of the first wgmma after accumulators or A registers were written.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

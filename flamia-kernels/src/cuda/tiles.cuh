@@ -36,7 +36,6 @@ __device__ inline Range queries_that_see(Range keys, int len, int window) {
 // Where a walk around a ring of stages stands; in one register.
 template <u32 SIZE>
 struct Ring {
-    static_assert((SIZE & (SIZE - 1)) == 0, "rounds are counted in the bits above the stage's");
     u32 steps = 0;
 
     __device__ u32 stage() const { return steps % SIZE; }
