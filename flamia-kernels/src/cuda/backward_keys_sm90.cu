@@ -87,7 +87,7 @@ SAME_OFFSET(Parameters, hysteresis);
 
 struct SharedMemory {
     static constexpr u32 KEY_SLOTS = 2;  // the next item's keys come in while this one's are used
-    static constexpr bool TRANSPOSED_KEYS = false, PRESCALES = false;
+    static constexpr bool TRANSPOSED_KEYS = false, KEY_EXPONENTS = false;
 
     u8 k[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
     u8 v[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
@@ -165,7 +165,9 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             dv_reference.exponents(table, exponents);
 
             const auto add_keys = [&] {
-                dk_reference.codes(dp, table, exponents, p.hysteresis, dk, ds_codes);
+                BlockMaxima amax;
+                block_maxima(dp, amax);
+                dk_reference.codes(dp, amax, table, exponents, p.hysteresis, dk, ds_codes);
                 add_product(dk, ds_codes, transposed_tile(shared.tiles.q_transposed[0], stage), zero, q_steps);
             };
             const auto finish = [&] {

@@ -80,8 +80,8 @@ struct QueryTiles {
 
 // ---- the producer warp: walks the schedule and keeps the keys and the ring of stages filled
 
-// `Shared` says with TRANSPOSED_KEYS whether it has room for K's transposed image, and with PRESCALES
-// whether tiles bring along what dQ is multiplied with.
+// `Shared` says with TRANSPOSED_KEYS whether it has room for K's transposed image, and with KEY_EXPONENTS
+// whether keys bring along what scales sums of dQ (dq_sums.cuh).
 template <class Parameters, class Shared>
 struct Producer {
     const Parameters& p;
@@ -148,6 +148,9 @@ struct Producer {
             word_copy((of_k ? shared.k_scale[slot] : shared.v_scale[slot]) + block,
                       (of_k ? p.k_scales : p.v_scales) + first / BLOCK + block, block < count / BLOCK);
         }
+        if constexpr (Shared::KEY_EXPONENTS)
+            if (lane == 31)
+                word_copy(&shared.key_exponent[slot], p.key_exponents + i64(work.kv_head) * p.documents + work.item.document, true);
         barrier_arrive_after_word_copies(full);
         keys.advance();
     }
@@ -161,6 +164,7 @@ struct Producer {
         barrier_wait(shared.empty[stage], tiles.parity() ^ 1);
         if (lane == 0) {
             table.query = query;
+            table.head = head;
             table.flags = tile_flags(work, query, p.window) | (is_last ? LAST_TILE : 0);
             // The transposed blocks of a run of rows take as many bytes as the rows, at the same place.
             const u32 bytes = count * HEAD_DIM, table_bytes = count * sizeof(float);
@@ -179,8 +183,6 @@ struct Producer {
             const float* from = kind == 0 ? p.q_scales : kind == 1 ? p.d_o_scales : p.d_o_folds;
             word_copy(to + block, from + first / BLOCK + block, block < count / BLOCK);
         }
-        if constexpr (Shared::PRESCALES)
-            if (lane == 31) word_copy(&table.prescale, p.prescales + i64(head) * p.documents + work.item.document, true);
         barrier_arrive_after_word_copies(full);
         tiles.advance();
     }

@@ -1,5 +1,6 @@
 //! Kernels for NVIDIA GPUs.
 
+pub mod backward_fused;
 pub mod backward_keys;
 pub mod call;
 pub mod forward;
