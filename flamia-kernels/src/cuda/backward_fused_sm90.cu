@@ -143,7 +143,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
     __device__ void run() {
         each_item([&](u32 slot) { compute(slot); });
         // Not before the part before it is under way: barriers are waited for by their parity.
-        barrier_wait(shared.dq_empty[group], exchanges.steps % 2 ^ 1);
+        barrier_wait(shared.dq_empty[group], exchanges.step % 2 ^ 1);
         aim(nullptr, 0);
         __syncwarp();
         if (lane() == 0) barrier_arrive(shared.dq_full[group]);
@@ -340,7 +340,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
 
     // Has the tensor core compute dQ of the tile that was settled last, half of its features.
     __device__ void start_query_gradients(float (&dq)[DQ_WORDS], u32 steps, u32 slot) const {
-        const u32 settled = (exchanges.steps + EXCHANGES - 1) % EXCHANGES;
+        const u32 settled = (exchanges.step + EXCHANGES - 1) % EXCHANGES;
         const u64 a = advance(operand_descriptor(shared.ds[0], Swizzle::B128), settled * QUERIES * ITEM_KEYS);
         const u64 b = operand_descriptor(shared.k_transposed[slot] + group * PART_FEATURES * BLOCK, Swizzle::B32);
         const u64 zero = transposed_tile(shared.zeros, 0);
@@ -360,7 +360,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
     // Hands dQ over to the warp that adds it up.
     __device__ void send(const float (&dq)[DQ_WORDS], float factor) const {
         // One part has been sent for each exchange that was settled before this one.
-        const u32 sent = exchanges.steps - 1;
+        const u32 sent = exchanges.step - 1;
         barrier_wait(shared.dq_empty[group], sent % 2 ^ 1);
         u8* to = shared.dq[group] + warp() / 2 * DQ_PART_BYTES + threadIdx.x % 64 * 16;
 #pragma unroll
@@ -384,7 +384,7 @@ __device__ inline void add_up(SharedMemory& shared) {
         bool is_over = false;
 #pragma unroll 1
         for (u32 group = 0; group < WARPGROUPS; group++) {
-            barrier_wait(shared.dq_full[group], parts.steps % 2);
+            barrier_wait(shared.dq_full[group], parts.step % 2);
             const DqTarget target = shared.dq_targets[parts.stage()][group];
             is_over |= target.blocks == 0;
             for (u32 block = 0; block < target.blocks; block++) {
