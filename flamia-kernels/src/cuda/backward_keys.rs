@@ -22,6 +22,7 @@ pub const SOURCE: Source = Source {
         header!("block_scale.cuh"),
         header!("e4m3.cuh"),
         header!("fragment.cuh"),
+        header!("key_items_sm90.cuh"),
         header!("key_rows.cuh"),
         header!("layout.cuh"),
         header!("output_rows.cuh"),
@@ -34,21 +35,21 @@ pub const SOURCE: Source = Source {
 };
 
 /// Keys of a work item.
-const ITEM_KEYS: u32 = 128;
+pub(super) const ITEM_KEYS: u32 = 128;
 /// Queries of a tile.
-const QUERIES: u32 = 64;
+pub(super) const QUERIES: u32 = 64;
 /// Slots of keys and values in shared memory.
 const KEY_SLOTS: u32 = 2;
 /// Stages of query tiles in shared memory; a power of two.
 const STAGES: u32 = 4;
 /// A block of zeros, row tables, scales, work items and barriers take less.
-const OTHER_SHARED_BYTES: u32 = 7 * 1024;
+pub(super) const OTHER_SHARED_BYTES: u32 = 7 * 1024;
 /// Two warpgroups that compute and one that loads.
-const THREADS: u32 = 384;
+pub(super) const THREADS: u32 = 384;
 
 parameters! {
     /// What the kernel takes. Strides are in elements.
-    struct Parameters {
+    pub(super) struct Parameters {
         q: u64,
         q_transposed: u64,
         q_scales: u64,
@@ -101,6 +102,17 @@ impl BackwardKeysConfig {
 
     /// The macros that [`SOURCE`] is compiled with.
     pub fn defines(&self) -> Vec<(&'static str, String)> {
+        let mut defines = self.common_defines(STAGES, self.shared_bytes());
+        defines.extend(Parameters::defines());
+        defines
+    }
+
+    /// Those of `key_items_sm90.cuh`.
+    pub(super) fn common_defines(
+        &self,
+        stages: u32,
+        shared_bytes: u32,
+    ) -> Vec<(&'static str, String)> {
         let mask = match self.mask {
             Mask::Causal => "CAUSAL",
             Mask::Full => "FULL",
@@ -109,16 +121,18 @@ impl BackwardKeysConfig {
         let mut defines = schedule_defines();
         defines.extend([
             ("HEAD_DIM", self.head_dim.get().to_string()),
-            ("STAGES", STAGES.to_string()),
-            ("SHARED_BYTES", self.shared_bytes().to_string()),
+            ("STAGES", stages.to_string()),
+            ("SHARED_BYTES", shared_bytes.to_string()),
             ("MASK", mask.to_owned()),
             ("ROTATED", u8::from(self.rotated).to_string()),
         ]);
-        defines.extend(Parameters::defines());
         defines
     }
 
-    fn parameters(&self, call: &BackwardKeysCall) -> Result<Parameters, BackwardKeysError> {
+    pub(super) fn parameters(
+        &self,
+        call: &BackwardKeysCall,
+    ) -> Result<Parameters, BackwardKeysError> {
         let BackwardKeysCall {
             q,
             k,
@@ -330,6 +344,17 @@ pub struct BackwardKeysCall {
     pub hysteresis: i32,
 }
 
+pub(super) fn require_hopper(gpu: &Gpu) -> Result<(), BackwardKeysError> {
+    if gpu.arch() == Arch::Sm90a {
+        Ok(())
+    } else {
+        Err(BackwardKeysError::Arch {
+            gpu: gpu.name().to_owned(),
+            arch: gpu.arch(),
+        })
+    }
+}
+
 /// The kernel on one GPU. Clones are the same kernel.
 #[derive(Clone)]
 pub struct BackwardKeys {
@@ -344,12 +369,7 @@ impl BackwardKeys {
     /// # Errors
     /// The GPU is no Hopper, there is no compiler, or the GPU does not load the code.
     pub fn new(gpu: &Gpu, config: BackwardKeysConfig) -> Result<Self, BackwardKeysError> {
-        if gpu.arch() != Arch::Sm90a {
-            return Err(BackwardKeysError::Arch {
-                gpu: gpu.name().to_owned(),
-                arch: gpu.arch(),
-            });
-        }
+        require_hopper(gpu)?;
         let module = gpu.compile(&SOURCE, &config.defines())?;
         let kernel = module.kernel("attention_backward_keys")?;
         kernel.set_shared_limit(config.shared_bytes())?;
@@ -397,7 +417,7 @@ impl BackwardKeys {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::num::NonZero;
 
     use super::*;
@@ -413,7 +433,7 @@ mod tests {
     }
 
     /// A call with addresses of nothing.
-    fn call() -> BackwardKeysCall {
+    pub(in crate::cuda) fn call() -> BackwardKeysCall {
         let operand = |first: u64| Quantised {
             row_image: Some(first << 20),
             transposed_image: Some((first + 1) << 20),

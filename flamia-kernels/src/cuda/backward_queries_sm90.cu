@@ -366,9 +366,9 @@ struct Consumer {
     // The warps of the warpgroup.
     __device__ void meet() const {
         if (group == 0)
-            warpgroup_barrier<1>();
+            named_barrier<1, 128>();
         else
-            warpgroup_barrier<2>();
+            named_barrier<2, 128>();
     }
 
     // A tile that the others see.

@@ -24,18 +24,10 @@ struct alignas(16) QueryTable {
     float q_scale[BLOCKS];
     float do_scale[BLOCKS];
     float do_fold[BLOCKS];  // exponents of dO
+    int query;              // the first
+    u32 head;
+    u32 flags;
 };
-
-// Calls `visit(g, half, j)` for all entries of a thread.
-template <class Visit>
-__device__ inline void each_entry(Visit visit) {
-#pragma unroll
-    for (u32 g = 0; g < BLOCKS; g++)
-#pragma unroll
-        for (u32 j = 0; j < GROUP_COLUMNS; j++)
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) visit(g, half, j);
-}
 
 // The values of a table of rows for this thread's columns j and j + 1 of a query block.
 __device__ inline float2 column_pair(const float (&table)[QUERIES], u32 g, u32 j) {
@@ -96,7 +88,7 @@ struct KeyMask {
             // Counted from this thread's first column.
             const int origin = query + 2 * int(threadIdx.x % 4);
             const int own = key + 8 * int(half), left = len - own;
-            const int begin = MASK == FULL ? 0 : own - origin;
+            const int begin = MASK == FULL ? (left > 0 ? 0 : QUERIES) : own - origin;
             const int end = own + (MASK == WINDOW ? min(left, window) : left) - origin;
 #pragma unroll
             for (u32 g = 0; g < BLOCKS; g++)
@@ -157,6 +149,20 @@ struct ValueReference {
     __device__ float up() const { return exp2_approximate(reference - SHIFT); }
 };
 
+// The largest magnitudes of a thread's two rows in each query block.
+using BlockMaxima = float[BLOCKS][2];
+
+__device__ inline void block_maxima(const Tile& x, BlockMaxima& amax) {
+#pragma unroll
+    for (u32 g = 0; g < BLOCKS; g++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            amax[g][half] = 0;
+#pragma unroll
+            for (u32 j = 0; j < GROUP_COLUMNS; j++) amax[g][half] = fmaxf(amax[g][half], fabsf(entry(x, g, half, j)));
+        }
+}
+
 // What dK of a thread's two keys is accumulated relative to.
 struct KeyReferences {
     RunningReference references[2];
@@ -164,19 +170,14 @@ struct KeyReferences {
     // dS of a tile, times 2^exponents, becomes codes of dS times the scale of Q, relative to the references,
     // which move first and take dK along.
     template <u32 COUNT>
-    __device__ void codes(Tile& ds, const QueryTable& table, const float (&exponents)[BLOCKS], int hysteresis,
-                          float (&dk)[COUNT], TileCodes& codes) {
+    __device__ void codes(const Tile& ds, const BlockMaxima& maxima, const QueryTable& table,
+                          const float (&exponents)[BLOCKS], int hysteresis, float (&dk)[COUNT], TileCodes& codes) {
         float scale[BLOCKS], amax[2] = {0, 0};
 #pragma unroll
         for (u32 g = 0; g < BLOCKS; g++) {
             scale[g] = table.q_scale[g] * exp2_approximate(-exponents[g]);
 #pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                float in_block = 0;
-#pragma unroll
-                for (u32 j = 0; j < GROUP_COLUMNS; j++) in_block = fmaxf(in_block, fabsf(entry(ds, g, half, j)));
-                amax[half] = fmaxf(amax[half], in_block * scale[g]);
-            }
+            for (u32 half = 0; half < 2; half++) amax[half] = fmaxf(amax[half], maxima[g][half] * scale[g]);
         }
         float down[2], rescale[2];
 #pragma unroll
@@ -189,6 +190,7 @@ struct KeyReferences {
 #pragma unroll
             for (u32 i = 0; i < COUNT; i++) dk[i] *= rescale[i / 2 % 2];
         }
+        Tile scaled;
 #pragma unroll
         for (u32 g = 0; g < BLOCKS; g++) {
 #pragma unroll
@@ -196,9 +198,9 @@ struct KeyReferences {
                 // One multiplication for both. Finite, since 0 times infinity would be NaN.
                 const float factor = fminf(scale[g] * down[half], 0x1p127f);
 #pragma unroll
-                for (u32 j = 0; j < GROUP_COLUMNS; j++) entry(ds, g, half, j) *= factor;
+                for (u32 j = 0; j < GROUP_COLUMNS; j++) entry(scaled, g, half, j) = entry(ds, g, half, j) * factor;
             }
-            group_codes(ds, g, codes[g]);
+            group_codes(scaled, g, codes[g]);
         }
     }
 

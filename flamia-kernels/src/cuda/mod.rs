@@ -1,5 +1,6 @@
 //! Kernels for NVIDIA GPUs.
 
+pub mod backward_fused;
 pub mod backward_keys;
 pub mod backward_queries;
 pub mod call;

@@ -3,11 +3,11 @@
 /// Defines the struct that a kernel takes by value, and `defines`, the macros that `SAME_OFFSET`
 /// compares with the fields of the kernel's own struct, so that one that differs does not compile.
 macro_rules! parameters {
-    ($(#[$meta:meta])* struct $name:ident { $($field:ident: $type:ty,)* }) => {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($field:ident: $type:ty,)* }) => {
         $(#[$meta])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, bytemuck::NoUninit)]
-        struct $name { $($field: $type,)* }
+        $vis struct $name { $($vis $field: $type,)* }
 
         impl $name {
             fn defines() -> Vec<(&'static str, String)> {

@@ -9,6 +9,7 @@
 // TRANSPOSED_IMAGE (what is written), ROW_SUMS (D = rowsum(x_hat * o) as well, and beside it LSE in base
 // 2; not of rotated rows).
 
+#include "block_rows.cuh"
 #include "block_scale.cuh"
 #include "e4m3.cuh"
 #include "layout.cuh"
@@ -58,7 +59,6 @@ SAME_OFFSET(Parameters, documents);
 SAME_OFFSET(Parameters, heads);
 SAME_OFFSET(Parameters, slots);
 
-constexpr u32 ALL_LANES = 0xffffffff;
 // A warp takes 16 tokens, a chunk of the transposed image.
 constexpr int WARPS = BLOCK_TOKENS / CHUNK;
 constexpr int THREADS = 32 * WARPS;
@@ -111,37 +111,6 @@ union Shared {
         return ((u32 *)(staged[group] + dim * BLOCK_TOKENS + chunk * CHUNK))[quad % (CHUNK / TOKENS)];
     }
 };
-
-// Rows of the packed tensor.
-struct Rows {
-    int first;
-    int count;
-};
-
-// The rows of the block at slot `slot`: none if it lies past its document's end.
-//
-// The document is the last one whose padded start is not past the slot. A warp looks at 32 candidates
-// at a time, so that the search takes one load up to 32 documents and two up to 1024.
-__device__ __forceinline__ Rows rows_of_block(const Parameters &p, int slot) {
-    const int lane = threadIdx.x % 32;
-    int document = 0;
-#pragma unroll 1
-    for (int candidates = p.documents; candidates > 1;) {
-        const int step = (candidates + 31) / 32;
-        const int probe = document + lane * step;
-        const bool is_document = lane * step < candidates;
-        const bool starts = is_document && padded_start(__ldg(p.cu_seqlens + probe), probe) <= slot;
-        // Lane 0 always says yes.
-        const int last = 31 - __clz(__ballot_sync(ALL_LANES, starts));
-        document += last * step;
-        candidates = min(step, candidates - last * step);
-    }
-    const int start = __ldg(p.cu_seqlens + document);
-    const int end = min(__ldg(p.cu_seqlens + document + 1), p.tokens);
-    const int first = start + slot - padded_start(start, document);
-    // Boundaries that no packed row has may put the block in front of the tensor: it has no rows then.
-    return {first, first < 0 ? 0 : min(end - first, BLOCK_TOKENS)};
-}
 
 // Calls `visit(i, s, address, inside)` for each 16 bytes of a lane's part of a block; `inside` says
 // whether the token is the document's.
@@ -426,7 +395,7 @@ constexpr int CTAS = HEAD_DIM == 128 ? 10 : 16;
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) quantise(const __grid_constant__ Parameters p) {
     const int head = blockIdx.x % p.heads;
     const int block = blockIdx.x / p.heads;
-    const Rows rows = rows_of_block(p, block * BLOCK_TOKENS);
+    const Rows rows = rows_of_block(p.cu_seqlens, p.documents, p.tokens, block * BLOCK_TOKENS);
     if (rows.count <= 0) return;
 
     const Place place;

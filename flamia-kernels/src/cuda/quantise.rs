@@ -14,6 +14,7 @@ pub const SOURCE: Source = Source {
     name: "flamia-kernels/src/cuda/quantise.cu",
     text: include_str!("quantise.cu"),
     headers: &[
+        header!("block_rows.cuh"),
         header!("block_scale.cuh"),
         header!("e4m3.cuh"),
         header!("layout.cuh"),

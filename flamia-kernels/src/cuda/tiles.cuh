@@ -36,11 +36,11 @@ __device__ inline Range queries_that_see(Range keys, int len, int window) {
 // Where a walk around a ring of stages stands; in one register.
 template <u32 SIZE>
 struct Ring {
-    u32 step = 0;  // of two rounds
+    u32 steps = 0;  // of two rounds
 
-    __device__ u32 stage() const { return step < SIZE ? step : step - SIZE; }
-    __device__ u32 parity() const { return step >= SIZE; }
-    __device__ void advance() { step = step + 1 == 2 * SIZE ? 0 : step + 1; }
+    __device__ u32 stage() const { return steps < SIZE ? steps : steps - SIZE; }
+    __device__ u32 parity() const { return steps >= SIZE; }
+    __device__ void advance() { steps = steps + 1 == 2 * SIZE ? 0 : steps + 1; }
 };
 
 // On a stage's barrier of loads: one that announces the bulk copies, and one by each lane of the producer

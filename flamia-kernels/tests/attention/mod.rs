@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 pub mod check;
+pub mod fused;
 pub mod gradients;
 pub mod keys;
 pub mod queries;
@@ -350,7 +351,7 @@ impl Problem {
     }
 
     /// The CPU's options: of the `hopper` profile with its accumulator bit for bit, or exact.
-    fn options(&self, path: Path) -> Options {
+    pub fn options(&self, path: Path) -> Options {
         let mut options = Options::new(path, self.shape.mask);
         if path == Path::Mxfp8 {
             options.profile = Profile::Hopper;
