@@ -1,7 +1,7 @@
 //! How fast the backward kernels are by themselves, operands quantised before: microseconds and TFLOP/s,
-//! the median of replays of a graph. FLOPs are those of visible pairs alone: of the four products of the
-//! kernel of dK and dV, or of the five of the kernel of all gradients, whose times are those of its three
-//! launches.
+//! the median of replays of a graph. FLOPs are those of visible pairs alone, of the products that each
+//! kernel makes: four for dK and dV, three for dQ, five for all of them in one, whose times are those of
+//! its three launches.
 //!
 //! `cargo run --release -p flamia-kernels --features cuda --example backward_throughput`
 
@@ -15,6 +15,9 @@ use flamia_kernels::cuda::backward_fused::{
 };
 use flamia_kernels::cuda::backward_keys::{
     BackwardKeys, BackwardKeysCall, BackwardKeysConfig, BackwardWork,
+};
+use flamia_kernels::cuda::backward_queries::{
+    BackwardQueries, BackwardQueriesCall, BackwardQueriesConfig,
 };
 use flamia_kernels::cuda::forward::{Forward, ForwardCall, ForwardConfig, ForwardWork, ItemRows};
 use flamia_kernels::cuda::layout::HeadDim;
@@ -51,21 +54,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         for (name, lengths) in &workloads {
             let bench = Bench::new(&gpu, head_dim, mask, lengths)?;
             let pairs = bench.documents.visible_pairs(mask) as usize;
-            let tflops = |products: usize, us: f64| {
-                (2 * products * pairs * HEADS * head_dim.get()) as f64 / us / 1e6
+            let rate = |products: usize, us: f64| {
+                let flops = 2 * products * pairs * HEADS * head_dim.get();
+                format!("{us:8.1} us, {:5.0} TFLOP/s", flops as f64 / us / 1e6)
             };
-            let case = format!("{:3} {mask:6} {name:12}", head_dim.get());
             for (per_section, is_dynamic) in [(HEADS, false), (HEADS, true), (4, true)] {
-                let acquired = if is_dynamic { "dynamic" } else { "static" };
-                let way = format!("sections of {per_section:2} heads, {acquired}");
-                let us = bench.keys(&gpu, per_section, is_dynamic)?;
-                let rate = tflops(4, us);
-                println!("{case} dK and dV: {us:8.1} us, {rate:5.0} TFLOP/s, {way}");
-                for sums in DqSums::ALL {
-                    let us = bench.fused(&gpu, per_section, is_dynamic, sums)?;
-                    let rate = tflops(5, us);
-                    println!("{case} all, {sums:?}: {us:8.1} us, {rate:5.0} TFLOP/s, {way}");
-                }
+                let dk_dv = bench.keys(&gpu, per_section, is_dynamic)?;
+                let dq = bench.queries(&gpu, per_section, is_dynamic)?;
+                let [fp16, fp32] =
+                    DqSums::ALL.map(|sums| bench.fused(&gpu, per_section, is_dynamic, sums));
+                println!(
+                    "{:3} {mask:6} {name:12}: dK, dV {}; dQ {}; all, FP16 {}; FP32 {}; sections of \
+                     {per_section:2} heads, {}",
+                    head_dim.get(),
+                    rate(4, dk_dv),
+                    rate(3, dq),
+                    rate(5, fp16?),
+                    rate(5, fp32?),
+                    if is_dynamic { "dynamic" } else { "static" },
+                );
             }
         }
     }
@@ -223,8 +230,47 @@ impl Bench {
         let kernel = BackwardKeys::new(gpu, self.config())?;
         let header = header(gpu, self.item_count, is_dynamic)?;
         let call = self.call(&header, per_section);
-        // SAFETY: all buffers are this value's, which outlives the replays.
-        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
+        median(gpu, |stream| {
+            // SAFETY: all buffers are this value's, which outlives the replays.
+            unsafe { kernel.launch(stream, &call) }.map_err(Into::into)
+        })
+    }
+
+    fn queries(
+        &self,
+        gpu: &Gpu,
+        per_section: usize,
+        is_dynamic: bool,
+    ) -> Result<f64, Box<dyn Error>> {
+        let config = BackwardQueriesConfig {
+            head_dim: self.head_dim,
+            mask: self.mask,
+            rotated: self.head_dim == HeadDim::D128,
+        };
+        let kernel = BackwardQueries::new(gpu, config)?;
+        let header = header(gpu, self.item_count, is_dynamic)?;
+        let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| self.operands[i].1);
+        let call = BackwardQueriesCall {
+            q,
+            d_o,
+            k,
+            v,
+            kv_heads: HEADS,
+            dq: self.gradient(0),
+            documents: self.documents.len(),
+            work: BackwardWork {
+                header: header.pointer(),
+                items: self.items.pointer(),
+            },
+            sections: HeadSections::new(number(HEADS), number(per_section)),
+            counter: self.counter.pointer(),
+            scale: scale(self.head_dim),
+            hysteresis: 3,
+        };
+        median(gpu, |stream| {
+            // SAFETY: as in `keys`.
+            unsafe { kernel.launch(stream, &call) }.map_err(Into::into)
+        })
     }
 
     fn fused(
@@ -252,8 +298,10 @@ impl Bench {
                 bytes: scratch.bytes(),
             },
         };
-        // SAFETY: all buffers outlive the replays.
-        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
+        median(gpu, |stream| {
+            // SAFETY: all buffers outlive the replays.
+            unsafe { kernel.launch(stream, &call) }.map_err(Into::into)
+        })
     }
 }
 
@@ -292,12 +340,15 @@ fn header(gpu: &Gpu, items: usize, is_dynamic: bool) -> Result<Buffer<u32>, Box<
     Ok(Buffer::from_slice(gpu, &header)?)
 }
 
+/// The header, the items and their number.
+type Schedule = (Buffer<u32>, Buffer<i32>, usize);
+
 fn schedule(
     gpu: &Gpu,
     tiling: &Tiling,
     documents: &Documents,
     is_dynamic: bool,
-) -> Result<(Buffer<u32>, Buffer<i32>, usize), Box<dyn Error>> {
+) -> Result<Schedule, Box<dyn Error>> {
     let items = tiling.longest_first(documents);
     let words: Vec<i32> = items
         .iter()

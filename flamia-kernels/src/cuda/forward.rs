@@ -20,6 +20,7 @@ pub const SOURCE: Source = Source {
     headers: &[
         header!("e4m3.cuh"),
         header!("fragment.cuh"),
+        header!("key_tile.cuh"),
         header!("layout.cuh"),
         header!("output_rows.cuh"),
         header!("parameters.cuh"),

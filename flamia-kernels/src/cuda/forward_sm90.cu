@@ -10,6 +10,7 @@
 // remains in shared memory from earlier tiles may be anything, also NaN. It is never multiplied with
 // a value that counts: scores are masked by selection, and P V visits no block that a row does not
 // see, since 0 times NaN is NaN.
+#include "key_tile.cuh"
 #include "layout.cuh"
 #include "output_rows.cuh"
 #include "parameters.cuh"
@@ -19,10 +20,6 @@
 
 // Constants: HEAD_DIM (64 or 128), ITEM_ROWS (128 or 192), STAGES of the ring, and MASK (tiles.cuh).
 
-constexpr int TILE = 128;  // keys
-constexpr int BLOCK = BLOCK_TOKENS;
-constexpr int GROUP_ROWS = 64;  // query rows of a warpgroup
-constexpr int WARP_ROWS = 16;
 constexpr u32 WARPGROUPS = ITEM_ROWS / GROUP_ROWS;
 constexpr u32 THREADS = 128 * (WARPGROUPS + 1);
 constexpr u32 PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24;
@@ -37,7 +34,6 @@ constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
 
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
 static_assert(ITEM_ROWS % GROUP_ROWS == 0 && WARPGROUPS >= 2 && WARPGROUPS <= 3, "register budget");
-static_assert(TILE / BLOCK == GROUPS, "the softmax works on whole tiles");
 
 // `Parameters` of forward.rs. Strides are in elements.
 struct Parameters {
@@ -97,10 +93,6 @@ struct Work {
 };
 
 constexpr u32 Q_SLOTS = 2;  // the next item's queries come in while this one's are used
-// On a barrier of loads: one that announces the bulk copies, and one by each lane of the producer
-// for its word copies.
-constexpr u32 LOAD_ARRIVALS = 1 + 32;
-
 struct SharedMemory {
     u8 q[Q_SLOTS][ITEM_ROWS * HEAD_DIM];
     u8 k[STAGES][TILE_BYTES];
@@ -124,12 +116,6 @@ __device__ inline Range balanced_rows(const WorkItem& item) {
     const int nth_short = item.first / ITEM_ROWS - (items - missing);
     const int begin = item.first - GROUP_ROWS * max(0, nth_short);
     return {begin, min(begin + ITEM_ROWS - (nth_short >= 0 ? GROUP_ROWS : 0), item.len)};
-}
-
-// Those of a warpgroup.
-__device__ inline Range group_rows(Range rows, u32 group) {
-    const int begin = rows.begin + int(group) * GROUP_ROWS;
-    return {begin, min(begin + GROUP_ROWS, rows.end)};
 }
 
 // ---- the producer warp: walks the schedule and keeps the queries and the ring of stages filled
@@ -225,23 +211,6 @@ struct Producer {
 
 // ---- consumers
 
-// Which key groups of a tile the rows of a warp see, in part or whole, as bits.
-struct VisibleGroups {
-    u32 partly = 0, wholly = 0;
-
-    __device__ VisibleGroups(int first_row, int len, int tile, int window) {
-        const int last_row = first_row + WARP_ROWS - 1;
-#pragma unroll
-        for (u32 g = 0; g < GROUPS; g++) {
-            const int begin = tile * TILE + 32 * int(g), end = begin + 32;
-            const bool starts = MASK == FULL ? begin < len : begin <= last_row;
-            const bool is_before = MASK == FULL ? end <= len : end <= first_row + 1;
-            partly |= u32(starts && (MASK != WINDOW || end > first_row + 1 - window)) << g;
-            wholly |= u32(is_before && (MASK != WINDOW || begin >= last_row + 1 - window)) << g;
-        }
-    }
-};
-
 // A warpgroup: 64 query rows, 16 for each warp and two for each thread.
 
 struct Consumer {
@@ -281,7 +250,7 @@ struct Consumer {
         const WorkItem& item = work.item;
         const Range loaded = covering(keys_seen(work.rows, item.len, p.window), TILE);
         const Range seen = covering(keys_seen(group_rows(work.rows, group), item.len, p.window), TILE);
-        const Range clear = tiles_without_mask(work);
+        const Range clear = tiles_without_mask(group_rows(work.rows, group), item.len, p.window);
 
         float o[WORDS];
 #pragma unroll
@@ -308,7 +277,7 @@ struct Consumer {
                     add_values(o, codes, stage);
                 } else {
                     const VisibleGroups groups(first_row(work), item.len, tile, p.window);
-                    mask(s, groups.partly & ~groups.wholly, work, tile);
+                    replace_unseen(s, groups.partly & ~groups.wholly, thread_row(work, 0), item.len, tile, p.window, -INF);
                     softmax.raise_references(s, scales, p.tau, groups.partly, o);
 #pragma unroll
                     for (u32 g = 0; g < GROUPS; g++) {
@@ -409,36 +378,6 @@ struct Consumer {
         wgmma_wait();
         pin(t);
         pin(codes);
-    }
-
-    // The tiles of which every row of the warpgroup sees every key.
-    __device__ Range tiles_without_mask(const Work& work) const {
-        const Range rows = group_rows(work.rows, group);
-        if (MASK == FULL) return {0, work.item.len / TILE};
-        const int begin = MASK == WINDOW ? (max(0, rows.end - p.window) + TILE - 1) / TILE : 0;
-        return {begin, (rows.begin + 1) / TILE};
-    }
-
-    // -inf for what a row must not see of some groups; a selection, so that NaN goes as well.
-    __device__ void mask(float (&s)[64], u32 groups, const Work& work, int tile) const {
-#pragma unroll
-        for (u32 g = 0; g < GROUPS; g++) {
-            if (!(groups >> g & 1)) continue;
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                // Counted from this thread's first column.
-                const int origin = tile * TILE + 32 * int(g) + 2 * int(lane() % 4);
-                const int end = (MASK == FULL ? work.item.len : thread_row(work, half) + 1) - origin;
-                const int begin = end - p.window;
-#pragma unroll
-                for (u32 j = 0; j < GROUP_COLUMNS; j++) {
-                    const int column = 8 * (j / 2) + j % 2;
-                    const bool seen = column < end && (MASK != WINDOW || column >= begin);
-                    float& x = entry(s, g, half, j);
-                    x = seen ? x : -INF;
-                }
-            }
-        }
     }
 
     // Normalised rows of the document in BF16, and their LSE. A row that saw no key is zero, with +inf.

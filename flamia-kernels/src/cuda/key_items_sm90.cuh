@@ -66,10 +66,6 @@ __device__ inline u32 tile_flags(const Work& work, int query, int window) {
     return flags;
 }
 
-// On a barrier of loads: one that announces the bulk copies, and one by each lane of the producer
-// for its word copies.
-constexpr u32 LOAD_ARRIVALS = 1 + 32;
-
 // What a stage of the ring holds. Of Q and dO, both images.
 struct QueryTiles {
     u8 q[STAGES][TILE_BYTES];

@@ -15,6 +15,7 @@
 #include "layout.cuh"
 #include "parameters.cuh"
 #include "ptx.cuh"
+#include "quads.cuh"
 
 using bf16 = unsigned short;
 
@@ -63,9 +64,8 @@ constexpr int WARPS = BLOCK_TOKENS / CHUNK;
 constexpr int THREADS = 32 * WARPS;
 static_assert(THREADS == LAUNCH_THREADS, "not as in quantise.rs");
 
-// Tokens of a lane, bytes of a word.
-constexpr int TOKENS = 4;
-constexpr int QUADS = BLOCK_TOKENS / TOKENS;
+// Tokens of a lane.
+constexpr int TOKENS = QUAD_TOKENS;
 // Features of a 16-byte load, and lanes that hold a token.
 constexpr int VECTOR = 8;
 constexpr int COLUMNS = 8;
@@ -94,11 +94,6 @@ struct Place {
     // Feature [0][0] of a loaded part. [s][k] is SPAN * s + k more.
     __device__ __forceinline__ int loaded_dim() const { return VECTOR * column; }
 };
-
-// Token `i` of a quad: four neighbouring bytes of the transposed image.
-__device__ __forceinline__ int quad_token(int quad, int i) {
-    return quad / (CHUNK / TOKENS) * CHUNK + quad % (CHUNK / TOKENS) * 2 + pi_token(i);
-}
 
 // Eight rows of the transposed image, which is padded after them in shared memory: lanes eight rows apart
 // meet different banks.
@@ -308,16 +303,6 @@ __device__ __forceinline__ void store_transposed(u8 *block, const Shared &shared
         const uint4 *staged = (const uint4 *)shared.staged[first + group];
         ((uint4 *)block)[first * GROUP_CHUNKS + threadIdx.x] = staged[chunk];
     }
-}
-
-// Turns four words, whose bytes are tokens, into words of four features for each token.
-__device__ __forceinline__ void transpose_bytes(u32 (&words)[4]) {
-    const u32 a = __byte_perm(words[0], words[1], 0x5140), b = __byte_perm(words[2], words[3], 0x5140);
-    const u32 c = __byte_perm(words[0], words[1], 0x7362), d = __byte_perm(words[2], words[3], 0x7362);
-    words[0] = __byte_perm(a, b, 0x5410);
-    words[1] = __byte_perm(a, b, 0x7632);
-    words[2] = __byte_perm(c, d, 0x5410);
-    words[3] = __byte_perm(c, d, 0x7632);
 }
 
 // Writes the row image: a thread takes four tokens and an eighth of their features, so that the 32

@@ -20,6 +20,7 @@ pub const SOURCE: Source = Source {
         header!("layout.cuh"),
         header!("parameters.cuh"),
         header!("ptx.cuh"),
+        header!("quads.cuh"),
     ],
 };
 

@@ -4,9 +4,7 @@
 // Rows are queries, groups of columns are 32 keys.
 #pragma once
 
-#include "fragment.cuh"
-
-constexpr u32 GROUPS = 4;  // of 32 keys in a tile
+#include "key_tile.cuh"
 
 // The reference of a row that has seen no key. Finite, so that -inf scores stay -inf relative to it.
 constexpr float NO_REFERENCE = -3.402823466e38f;

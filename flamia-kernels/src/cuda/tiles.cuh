@@ -36,9 +36,13 @@ __device__ inline Range queries_that_see(Range keys, int len, int window) {
 // Where a walk around a ring of stages stands; in one register.
 template <u32 SIZE>
 struct Ring {
-    u32 steps = 0;
+    u32 steps = 0;  // of two rounds
 
-    __device__ u32 stage() const { return steps % SIZE; }
-    __device__ u32 parity() const { return steps / SIZE % 2; }
-    __device__ void advance() { steps++; }
+    __device__ u32 stage() const { return steps < SIZE ? steps : steps - SIZE; }
+    __device__ u32 parity() const { return steps >= SIZE; }
+    __device__ void advance() { steps = steps + 1 == 2 * SIZE ? 0 : steps + 1; }
 };
+
+// On a stage's barrier of loads: one that announces the bulk copies, and one by each lane of the producer
+// for its word copies.
+constexpr u32 LOAD_ARRIVALS = 1 + 32;

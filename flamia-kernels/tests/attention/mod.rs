@@ -1,11 +1,12 @@
 //! One call of the forward kernel on a GPU: operands quantised on the host, outputs between canaries.
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 pub mod check;
 pub mod fused;
 pub mod gradients;
 pub mod keys;
-mod random;
+pub mod queries;
+pub mod random;
 
 pub use random::{random_shape, roughen};
 

@@ -1,0 +1,111 @@
+//! In which sections a launch takes heads, so that what they share stays in the L2 cache.
+
+use std::num::NonZero;
+
+use flamia_sched::Mask;
+use flamia_sched::work::HeadSections;
+
+use super::CallShape;
+
+/// Share of the L2 cache that what the items of a section share may take; what each reads by itself, outputs
+/// and the next section's pass through the rest.
+const L2_SHARE: usize = 2;
+
+/// Sections pay under the full mask, where all items of a document cost the same. Under the others they
+/// start each section with long items again, and one section was as fast or faster on most rows that
+/// were measured.
+fn sections(
+    heads: usize,
+    group: usize,
+    tokens: usize,
+    bytes_per_row: usize,
+    mask: Mask,
+    l2_bytes: usize,
+) -> HeadSections {
+    let count = |n| NonZero::new(n).unwrap_or(NonZero::<usize>::MIN);
+    let heads = count(heads);
+    if mask.is_causal() {
+        return HeadSections::whole(heads);
+    }
+    HeadSections::fitting(
+        heads,
+        count(group),
+        tokens,
+        bytes_per_row,
+        l2_bytes / L2_SHARE,
+    )
+}
+
+/// Those of query heads, whose items walk keys: `images` of a code per key and feature.
+pub(super) fn of_queries(
+    shape: &CallShape,
+    images: usize,
+    mask: Mask,
+    l2_bytes: usize,
+) -> HeadSections {
+    let group = shape.group();
+    let bytes_per_row = (images * shape.head_dim).div_ceil(group);
+    sections(
+        shape.heads,
+        group,
+        shape.tokens,
+        bytes_per_row,
+        mask,
+        l2_bytes,
+    )
+}
+
+/// Those of key/value heads, whose items walk the queries of a group: `images` of a code per query and
+/// feature.
+pub(super) fn of_keys(
+    shape: &CallShape,
+    images: usize,
+    mask: Mask,
+    l2_bytes: usize,
+) -> HeadSections {
+    let bytes_per_row = images * shape.head_dim * shape.group();
+    sections(
+        shape.kv_heads,
+        1,
+        shape.tokens,
+        bytes_per_row,
+        mask,
+        l2_bytes,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_and_mask_decide_how_heads_are_cut() {
+        let shape = CallShape {
+            tokens: 16_384,
+            documents: 4,
+            heads: 16,
+            kv_heads: 4,
+            head_dim: 128,
+        };
+        let per_section = |mask| of_queries(&shape, 2, mask, 64 << 20).per_section();
+        assert_eq!(per_section(Mask::Causal), 16);
+        assert_eq!(per_section(Mask::window(100)), 16);
+        // 64 bytes a row and query head: 32 heads would fit half of the cache.
+        assert_eq!(per_section(Mask::Full), 16);
+        let long = CallShape {
+            tokens: 131_072,
+            ..shape
+        };
+        assert_eq!(of_queries(&long, 2, Mask::Full, 64 << 20).per_section(), 4);
+        // Four images of four query heads: 2 KiB a row.
+        let keys = |shape| of_keys(shape, 4, Mask::Full, 64 << 20);
+        assert_eq!(keys(&shape).per_section(), 1);
+        let short = CallShape {
+            tokens: 8192,
+            ..shape
+        };
+        assert_eq!(keys(&short).per_section(), 2);
+        assert_eq!(keys(&short).heads(), 4);
+        assert_eq!(of_keys(&long, 4, Mask::Causal, 64 << 20).per_section(), 4);
+    }
+}

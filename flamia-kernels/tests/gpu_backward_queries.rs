@@ -1,0 +1,329 @@
+//! The kernel of dQ: its variants compile without a GPU; on one it gives the CPU's numbers.
+//! `cargo test --features cuda -- --ignored` on a machine that has a Hopper GPU, and NVRTC.
+
+mod attention;
+mod quantised;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use attention::check::{Failures, cosine, distance};
+use attention::gradients::Backward;
+use attention::queries::{QueriesDevice, QueriesWay};
+use attention::{HEAD_DIMS, Problem, Shape, masks, random_shape, roughen};
+use flamia_cuda::{Arch, Compiler, Gpu, Program};
+use flamia_kernels::cuda::backward_queries::{self, BackwardQueriesConfig};
+use flamia_kernels::cuda::layout::HeadDim;
+use flamia_kernels::{Mask, Path};
+use half::bf16;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+
+#[test]
+fn every_variant_compiles_without_spills() {
+    let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
+    for head_dim in HEAD_DIMS {
+        for mask in masks() {
+            for rotated in [false, true] {
+                let config = BackwardQueriesConfig {
+                    head_dim,
+                    mask,
+                    rotated,
+                };
+                let defines = config.defines();
+                let program = Program {
+                    source: &backward_queries::SOURCE,
+                    defines: &defines,
+                    arch: Arch::Sm90a,
+                };
+                let cubin = compiler
+                    .compile(&program)
+                    .unwrap_or_else(|error| panic!("{config:?}: {error}"));
+                for kernel in &cubin.kernels {
+                    println!("{config:?}: {kernel}");
+                }
+                assert_eq!(cubin.warnings, [""; 0], "{config:?}");
+                cubin
+                    .refuse_spills()
+                    .unwrap_or_else(|error| panic!("{config:?}: {error}"));
+            }
+        }
+    }
+}
+
+fn gpu() -> Gpu {
+    Gpu::new(0).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// NaN and infinity at the same places, no entry further than codes that rounded to their neighbour can
+/// move it, and few that moved at all.
+fn compare(backward: &Backward, found: &[f64], cpu: &[f64]) -> Result<String, String> {
+    let dq = distance(
+        &backward.problem,
+        "dQ",
+        backward.problem.shape.heads,
+        found,
+        cpu,
+    )?;
+    let is_near = dq.cosine > 0.99999 && dq.worst < 0.05 && dq.moved * 50 <= dq.entries;
+    let summary = dq.to_string();
+    if is_near { Ok(summary) } else { Err(summary) }
+}
+
+fn same_bits(a: &[f64], b: &[f64]) -> bool {
+    a.len() == b.len() && std::iter::zip(a, b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+fn check(failures: &Failures, gpu: &Gpu, backward: &Backward, case: &str) -> Option<Vec<f64>> {
+    let cpu = backward.on_cpu(Path::Mxfp8).dq;
+    let [first, second] = QueriesWay::ALL;
+    let found = failures.check(case, backward.queries_on_gpu(gpu, first))?;
+    let told = failures.check(case, compare(backward, &found, &cpu))?;
+    println!("{case}: {told}");
+    let other = failures.check(case, backward.queries_on_gpu(gpu, second))?;
+    failures.assert(case, same_bits(&found, &other), || {
+        format!("other bits with {second:?}")
+    });
+    Some(found)
+}
+
+/// The smallest shapes first, each of its own kind, so that a fault shows where it is simplest.
+#[test]
+#[ignore = "needs a GPU"]
+fn a_simple_shapes_agree_with_the_cpu() {
+    let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(1));
+    let mut problems = Vec::new();
+    for head_dim in HEAD_DIMS {
+        for lengths in [
+            vec![1],
+            vec![32],
+            vec![64],
+            vec![128],
+            vec![192],
+            vec![256],
+            vec![500],
+            vec![5, 0, 70, 33],
+            vec![1, 2, 31, 32, 33, 0, 63, 64, 65, 127, 128, 129],
+        ] {
+            for mask in masks() {
+                let shape = Shape {
+                    lengths: lengths.clone(),
+                    heads: 2,
+                    kv_heads: 1,
+                    head_dim,
+                    mask,
+                };
+                problems.push(Backward::gaussian(
+                    Problem::gaussian(shape, &mut rng),
+                    &mut rng,
+                ));
+            }
+        }
+    }
+    let failures = Failures::default();
+    problems.par_iter().for_each(|backward| {
+        let case = format!("{:?}", backward.problem.shape);
+        check(&failures, &gpu, backward, &case);
+    });
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn b_random_packed_shapes_agree_with_the_cpu() {
+    let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(2));
+    let mut problems = Vec::new();
+    for number in 0..100 {
+        let mut problem = Problem::gaussian(random_shape(&mut rng), &mut rng);
+        if problem.tokens() == 0 {
+            continue;
+        }
+        let is_rough = number % 4 == 3;
+        if is_rough {
+            roughen(&mut problem, &mut rng);
+        }
+        problems.push((number, is_rough, problem, rng.random()));
+    }
+    assert!(problems.len() > 90, "empty rows say nothing");
+    let failures = Failures::default();
+    problems
+        .into_par_iter()
+        .for_each(|(number, is_rough, problem, seed)| {
+            let case = format!("{number}: {:?}, rough {is_rough}", problem.shape);
+            let backward = Backward::gaussian(problem, &mut ChaCha8Rng::seed_from_u64(seed));
+            let Some(found) = check(&failures, &gpu, &backward, &case) else {
+                return;
+            };
+            if !is_rough && backward.problem.tokens() > 100 {
+                let exact = backward.on_cpu(Path::Reference);
+                let cosine = cosine(&found, &exact.dq);
+                failures.assert(&case, cosine > 0.99, || {
+                    format!("{cosine} to exact attention")
+                });
+            }
+        });
+}
+
+/// A NaN in one operand of a document: NaN gradients where the CPU has them, and no other bit moves.
+#[test]
+#[ignore = "needs a GPU"]
+fn c_nan_stays_where_it_is_seen() {
+    let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(3));
+    let mut problems = Vec::new();
+    for number in 0..60 {
+        let problem = Problem::gaussian(random_shape(&mut rng), &mut rng);
+        if problem.tokens() > 0 {
+            problems.push((number, problem, rng.random()));
+        }
+    }
+    let (failures, poisoned) = (Failures::default(), AtomicUsize::new(0));
+    problems
+        .into_par_iter()
+        .for_each(|(number, problem, seed)| {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let clean = Backward::gaussian(problem, &mut rng);
+            let mut with_nan = clean.clone();
+            let operand = number % 4;
+            let data = match operand {
+                0 => &mut with_nan.problem.q,
+                1 => &mut with_nan.problem.k,
+                2 => &mut with_nan.problem.v,
+                _ => &mut with_nan.d_o,
+            };
+            let place = rng.random_range(0..data.len());
+            let row = data.len() / clean.problem.tokens();
+            data[place] = bf16::NAN;
+            let with_nan = with_nan.again();
+            let case = format!(
+                "{number}: {:?}, NaN in operand {operand} at {place}",
+                clean.problem.shape
+            );
+            let clean_found = failures.check(&case, clean.queries_on_gpu(&gpu, QueriesWay::ALL[0]));
+            let found = check(&failures, &gpu, &with_nan, &case);
+            let (Some(found), Some(clean_found)) = (found, clean_found) else {
+                return;
+            };
+            let has_nan = found.iter().any(|x| x.is_nan());
+            poisoned.fetch_add(usize::from(has_nan), Ordering::Relaxed);
+            let mut documents = clean.problem.documents.iter();
+            let document = documents
+                .find(|rows| rows.contains(&(place / row)))
+                .unwrap();
+            let dq_row = found.len() / clean.problem.tokens();
+            let block = document.start + (place / row - document.start) / 32 * 32;
+            // Rows of another document, and under a causal mask rows before the block.
+            let is_safe = |token: usize| {
+                !document.contains(&token) || clean.problem.shape.mask.is_causal() && token < block
+            };
+            let moved = (0..found.len())
+                .find(|&i| is_safe(i / dq_row) && found[i].to_bits() != clean_found[i].to_bits());
+            failures.assert(&case, moved.is_none(), || {
+                format!("entry {moved:?}, which does not see it, has other bits")
+            });
+        });
+    let poisoned = poisoned.into_inner();
+    assert!(poisoned > 30, "only {poisoned} cases had a NaN to see");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn d_replays_and_repetitions_give_the_same_bits() {
+    let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(4));
+    let stream = gpu.context().new_stream().unwrap();
+    let shape = Shape {
+        lengths: vec![700, 1, 300, 0, 1500],
+        heads: 16,
+        kv_heads: 4,
+        head_dim: HeadDim::D128,
+        mask: Mask::Causal,
+    };
+    let backward = Backward::gaussian(Problem::gaussian(shape, &mut rng), &mut rng);
+    for way in QueriesWay::ALL {
+        let mut device = QueriesDevice::new(&gpu, &backward, way);
+        device.launch((&*stream).into()).unwrap();
+        let eager = device.dq().unwrap();
+        let mut graph = device.capture(&gpu, (&*stream).into());
+        for _ in 0..20 {
+            device.forget();
+            graph.replay((&*stream).into()).unwrap();
+            assert!(same_bits(&device.dq().unwrap(), &eager));
+        }
+    }
+}
+
+/// A document's dQ does not depend on where it lies.
+#[test]
+#[ignore = "needs a GPU"]
+fn e_documents_are_alone() {
+    let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(5));
+    let failures = Failures::default();
+    for head_dim in HEAD_DIMS {
+        for mask in masks() {
+            let shape = Shape {
+                lengths: vec![517, 300, 45],
+                heads: 2,
+                kv_heads: 2,
+                head_dim,
+                mask,
+            };
+            let packed = Backward::gaussian(Problem::gaussian(shape, &mut rng), &mut rng);
+            let together = packed.queries_on_gpu(&gpu, QueriesWay::ALL[0]).unwrap();
+            for rows in packed.problem.documents.iter() {
+                let alone = packed.document(rows.clone());
+                let alone = alone.queries_on_gpu(&gpu, QueriesWay::ALL[0]).unwrap();
+                let row = 2 * head_dim.get();
+                let case = format!("{head_dim:?} {mask} {rows:?}");
+                let same = same_bits(&together[rows.start * row..rows.end * row], &alone);
+                failures.assert(&case, same, || "other bits".to_owned());
+            }
+        }
+    }
+}
+
+/// An outlier channel of K, and a document that is much larger than its neighbours: neither does
+/// anything to what others get.
+#[test]
+#[ignore = "needs a GPU"]
+fn f_outliers_stay_where_they_are() {
+    let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(6));
+    let failures = Failures::default();
+    for head_dim in HEAD_DIMS {
+        let shape = Shape {
+            lengths: vec![300, 400, 260],
+            heads: 2,
+            kv_heads: 2,
+            head_dim,
+            mask: Mask::Causal,
+        };
+        let (dims, row) = (head_dim.get(), 2 * head_dim.get());
+        let gaussian = Problem::gaussian(shape, &mut rng);
+        let mut outliers = gaussian.clone();
+        for k in outliers.k.chunks_exact_mut(dims) {
+            k[dims / 3] = bf16::from_f32(k[dims / 3].to_f32() * 1000.0);
+        }
+        let outliers = Backward::gaussian(outliers, &mut rng);
+        check(
+            &failures,
+            &gpu,
+            &outliers,
+            &format!("{head_dim:?}, outlier channel"),
+        );
+
+        let plain = Backward::gaussian(gaussian, &mut rng);
+        let mut large = plain.clone();
+        let grown = 300 * row..700 * row;
+        for data in [&mut large.problem.v, &mut large.d_o] {
+            for x in &mut data[grown.clone()] {
+                *x = bf16::from_f32(x.to_f32() * 1e4);
+            }
+        }
+        let case = format!("{head_dim:?}, one document x 1e4");
+        let large = large.again();
+        let Some(found) = check(&failures, &gpu, &large, &case) else {
+            continue;
+        };
+        let plain = plain.queries_on_gpu(&gpu, QueriesWay::ALL[0]).unwrap();
+        let others = |x: &[f64]| [&x[..grown.start], &x[grown.end..]].concat();
+        let same = same_bits(&others(&found), &others(&plain));
+        failures.assert(&case, same, || "its neighbours changed".to_owned());
+    }
+}
