@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let flops = 2 * products * pairs * HEADS * head_dim.get();
                 format!("{us:8.1} us, {:5.0} TFLOP/s", flops as f64 / us / 1e6)
             };
-            for (per_section, is_dynamic) in [(HEADS, false), (HEADS, true), (4, true)] {
+            for (per_section, is_dynamic) in [(HEADS, false), (HEADS, true), (4, true), (2, true)] {
                 let dk_dv = bench.keys(&gpu, per_section, is_dynamic)?;
                 let dq = bench.queries(&gpu, per_section, is_dynamic)?;
                 let [fp16, fp32] =
