@@ -58,17 +58,16 @@ fn main() -> Result<(), Box<dyn Error>> {
                 (2 * products * pairs * HEADS * head_dim.get()) as f64 / us / 1e6
             };
             let case = format!("{:3} {mask:6} {name:12}", head_dim.get());
-            for (per_section, is_dynamic) in [(HEADS, false), (HEADS, true), (4, true)] {
-                let acquired = if is_dynamic { "dynamic" } else { "static" };
-                let way = format!("sections of {per_section:2} heads, {acquired}");
+            for per_section in [HEADS, 4] {
+                let way = format!("sections of {per_section:2} heads");
                 let tell = |what: &str, products, us| {
                     let rate = tflops(products, us);
                     println!("{case} {what:10} {us:8.1} us, {rate:5.0} TFLOP/s, {way}");
                 };
-                tell("dK and dV", 4, bench.keys(&gpu, per_section, is_dynamic)?);
-                tell("dQ", 3, bench.queries(&gpu, per_section, is_dynamic)?);
+                tell("dK and dV", 4, bench.keys(&gpu, per_section)?);
+                tell("dQ", 3, bench.queries(&gpu, per_section)?);
                 for sums in DqSums::ALL {
-                    let us = bench.fused(&gpu, per_section, is_dynamic, sums)?;
+                    let us = bench.fused(&gpu, per_section, sums)?;
                     tell(&format!("all, {sums:?}"), 5, us);
                 }
             }
@@ -144,7 +143,7 @@ impl Bench {
             mask,
             item_rows: ItemRows::R192,
         };
-        let (header, items, _) = schedule(gpu, &config.tiling(), &documents, false)?;
+        let (header, items, _) = schedule(gpu, &config.tiling(), &documents)?;
         let counter = Buffer::filled(gpu, 1, 0)?;
         let call = ForwardCall {
             q: q.1,
@@ -174,7 +173,7 @@ impl Bench {
             lse: lse.pointer(),
         };
         let d_o = quantise(4, false, Forms::BothWithRowSums, Some(output))?;
-        let (_, items, item_count) = schedule(gpu, &Tiling::backward(mask), &documents, false)?;
+        let (_, items, item_count) = schedule(gpu, &Tiling::backward(mask), &documents)?;
         let gradient = || Buffer::filled(gpu, elements, 0);
         Ok(Self {
             head_dim,
@@ -224,27 +223,22 @@ impl Bench {
         }
     }
 
-    fn keys(&self, gpu: &Gpu, per_section: usize, is_dynamic: bool) -> Result<f64, Box<dyn Error>> {
+    fn keys(&self, gpu: &Gpu, per_section: usize) -> Result<f64, Box<dyn Error>> {
         let kernel = BackwardKeys::new(gpu, self.config())?;
-        let header = header(gpu, self.item_count, is_dynamic)?;
+        let header = header(gpu, self.item_count)?;
         let call = self.call(&header, per_section);
         // SAFETY: all buffers are this value's, which outlives the replays.
         median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
     }
 
-    fn queries(
-        &self,
-        gpu: &Gpu,
-        per_section: usize,
-        is_dynamic: bool,
-    ) -> Result<f64, Box<dyn Error>> {
+    fn queries(&self, gpu: &Gpu, per_section: usize) -> Result<f64, Box<dyn Error>> {
         let config = BackwardQueriesConfig {
             head_dim: self.head_dim,
             mask: self.mask,
             rotated: self.head_dim == HeadDim::D128,
         };
         let kernel = BackwardQueries::new(gpu, config)?;
-        let header = header(gpu, self.item_count, is_dynamic)?;
+        let header = header(gpu, self.item_count)?;
         let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| self.operands[i].1);
         let call = BackwardQueriesCall {
             q,
@@ -267,19 +261,13 @@ impl Bench {
         median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
     }
 
-    fn fused(
-        &self,
-        gpu: &Gpu,
-        per_section: usize,
-        is_dynamic: bool,
-        sums: DqSums,
-    ) -> Result<f64, Box<dyn Error>> {
+    fn fused(&self, gpu: &Gpu, per_section: usize, sums: DqSums) -> Result<f64, Box<dyn Error>> {
         let config = BackwardFusedConfig {
             keys: self.config(),
             sums,
         };
         let kernel = BackwardFused::new(gpu, config)?;
-        let header = header(gpu, self.item_count, is_dynamic)?;
+        let header = header(gpu, self.item_count)?;
         let documents = self.documents.len();
         let scratch = config.scratch(self.documents.total(), documents, HEADS, HEADS)?;
         let memory = Buffer::<u8>::filled(gpu, scratch.bytes(), 0)?;
@@ -324,30 +312,24 @@ fn number(n: usize) -> NonZero<usize> {
 }
 
 /// `ScheduleHeader` with as many items in either pass.
-fn header(gpu: &Gpu, items: usize, is_dynamic: bool) -> Result<Buffer<u32>, Box<dyn Error>> {
+fn header(gpu: &Gpu, items: usize) -> Result<Buffer<u32>, Box<dyn Error>> {
     let mut header = [0u32; 16];
     header[8] = items as u32;
     header[9] = items as u32;
-    header[10] = u32::from(is_dynamic);
     Ok(Buffer::from_slice(gpu, &header)?)
 }
 
 /// The header, the items and their number.
 type Schedule = (Buffer<u32>, Buffer<i32>, usize);
 
-fn schedule(
-    gpu: &Gpu,
-    tiling: &Tiling,
-    documents: &Documents,
-    is_dynamic: bool,
-) -> Result<Schedule, Box<dyn Error>> {
+fn schedule(gpu: &Gpu, tiling: &Tiling, documents: &Documents) -> Result<Schedule, Box<dyn Error>> {
     let items = tiling.longest_first(documents);
     let words: Vec<i32> = items
         .iter()
         .flat_map(|item| [item.document, item.first, item.start, item.len])
         .collect();
     Ok((
-        header(gpu, items.len(), is_dynamic)?,
+        header(gpu, items.len())?,
         Buffer::from_slice(gpu, &words)?,
         items.len(),
     ))

@@ -33,6 +33,7 @@ pub const SOURCE: Source = Source {
         header!("layout.cuh"),
         header!("output_rows.cuh"),
         header!("prim_sm90.cuh"),
+        header!("ptx.cuh"),
         header!("running_reference.cuh"),
         header!("tiles.cuh"),
         PARAMETERS_HEADER,
@@ -414,8 +415,10 @@ impl BackwardKeys {
         if call.dk.shape[0] == 0 || call.heads == 0 {
             return Ok(());
         }
-        let launch = Launch::linear(self.ctas, THREADS).with_shared(self.config.shared_bytes());
-        // SAFETY: the parameters are the kernel's, which the compiler compared field by field; every
+        let launch = Launch::linear(self.ctas, THREADS)
+            .with_shared(self.config.shared_bytes())
+            .starting_early();
+        // SAFETY: the kernel waits for what is in front of it. The parameters are the kernel's, which the compiler compared field by field; every
         // address in them is the caller's, who vouches for the memory behind it.
         unsafe { self.kernel.launch(stream, launch, (parameters,))? };
         Ok(())

@@ -10,6 +10,7 @@
 
 #include "key_rows.cuh"
 #include "output_rows.cuh"
+#include "ptx.cuh"
 #include "schedule.cuh"
 
 constexpr int ITEM_KEYS = 128;
@@ -87,16 +88,19 @@ struct Producer {
     Ring<STAGES> tiles;
 
     __device__ void run() {
+        // Everything that the kernel reads from global memory, this warp reads. What comes next on the stream may
+        // start once all of the grid has got here, and with it what was in front is over.
+        wait_for_predecessor();
+        launch_dependents();
         const HeadSections order = {p.kv_heads, p.kv_heads_per_section};
         const u32 items = p.header->items[BACKWARD];
-        const bool dynamic = acquires_dynamically(p.header, order);
         const u32 positions = position_count(items, order);
         // A position is acquired while the one before it is loaded.
-        u32 next = dynamic ? acquire(positions) : alternating_position(0);
-        for (u32 round = 1;; round++) {
+        u32 next = acquire(positions);
+        for (;;) {
             const u32 position = __shfl_sync(FULL_WARP, next, 0);
             if (position >= positions) break;
-            next = dynamic ? acquire(positions) : alternating_position(round);
+            next = acquire(positions);
             const Assignment at = assignment_at(position, items, order);
             // Read from there: this warp has few registers.
             __syncwarp();

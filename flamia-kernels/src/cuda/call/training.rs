@@ -242,7 +242,7 @@ impl TrainingPlan {
         let ForwardPlan { shape, options, .. } = &self.forward;
         let scale = options.softmax_scale(shape.head_dim);
         let work = BackwardWork::of(&self.forward.schedule, schedule);
-        let counter = self.forward.counter(schedule, Pass::Backward);
+        let counter = |pass| self.forward.counter(schedule, pass);
         let keys = BackwardKeysCall {
             q,
             k,
@@ -254,7 +254,7 @@ impl TrainingPlan {
             documents: shape.documents,
             work,
             sections: self.key_sections,
-            counter,
+            counter: counter(Pass::Backward),
             scale,
             hysteresis: options.hysteresis,
         };
@@ -268,15 +268,16 @@ impl TrainingPlan {
             documents: shape.documents,
             work,
             sections: self.query_sections,
-            counter,
+            // The other kernel may still be at work; no forward pass is.
+            counter: counter(Pass::Forward),
             scale,
             hysteresis: options.hysteresis,
         };
         // SAFETY: the caller vouches for the codes, the schedule and the outputs; both kernels take the
-        // backward pass's items, one after the other.
+        // backward pass's items, with a counter each.
         unsafe {
             self.keys.launch(stream, &keys)?;
-            self.queries.launch(stream, &queries)?;
+            self.queries.launch_after_keys(stream, &queries)?;
         }
         Ok(())
     }
