@@ -49,7 +49,7 @@ macro_rules! parameters {
         $(#[$meta])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug, bytemuck::NoUninit)]
-        $vis struct $name { $($field: $type,)* }
+        $vis struct $name { $(pub(crate) $field: $type,)* }
 
         impl $name {
             /// The macros that kernels compare their struct with.

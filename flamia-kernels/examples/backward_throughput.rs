@@ -1,26 +1,28 @@
 //! How fast the backward kernels are by themselves, operands quantised before: microseconds and TFLOP/s,
-//! the median of replays of a graph. FLOPs are those of the products that each kernel makes, visible
-//! pairs alone.
+//! the median of replays of a graph. FLOPs are those of visible pairs alone, of the products that each
+//! kernel makes: four for dK and dV, three for dQ.
 //!
 //! `cargo run --release -p flamia-kernels --features cuda --example backward_throughput`
 
 use std::error::Error;
 use std::num::NonZero;
 
-use flamia_cuda::{Buffer, Gpu, Graph, Timer};
-use flamia_kernels::cuda::backward_queries::{
-    BackwardQueries, BackwardQueriesCall, BackwardQueriesConfig, BackwardQueriesError, BackwardWork,
+use flamia_cuda::{Buffer, Gpu, Graph, Stream, Timer};
+use flamia_kernels::Mask;
+use flamia_kernels::cuda::backward_keys::{
+    BackwardKeys, BackwardKeysCall, BackwardKeysConfig, BackwardWork,
 };
-use flamia_kernels::cuda::call::{CallShape, CallTensors, Kernels};
+use flamia_kernels::cuda::backward_queries::{
+    BackwardQueries, BackwardQueriesCall, BackwardQueriesConfig,
+};
+use flamia_kernels::cuda::forward::{Forward, ForwardCall, ForwardConfig, ForwardWork, ItemRows};
 use flamia_kernels::cuda::layout::HeadDim;
 use flamia_kernels::cuda::quantise::{
     Forms, ForwardOutput, Quantisation, QuantiseCall, Quantised, Quantiser,
 };
 use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
-use flamia_kernels::{Mask, Options, Path, Profile};
 use flamia_sched::Documents;
-use flamia_sched::cuda::ScheduleHeader;
-use flamia_sched::work::{HeadSections, Pass};
+use flamia_sched::work::{HeadSections, Tiling};
 use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -31,7 +33,7 @@ const REPLAYS: usize = 15;
 const WARM_UP: usize = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let kernels = Kernels::new(Gpu::new(0)?);
+    let gpu = Gpu::new(0)?;
     let mut skewed = vec![8192];
     skewed.extend([256; 32]);
     let workloads = [
@@ -40,17 +42,27 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("1x16384", vec![16384]),
         ("8192+32x256", skewed),
     ];
-    for head_dim in [HeadDim::D128, HeadDim::D64] {
-        for mask in [Mask::Causal, Mask::Full] {
-            for (name, lengths) in &workloads {
-                let bench = Bench::new(&kernels, head_dim, mask, lengths)?;
-                let pairs = bench.documents.visible_pairs(mask) as f64;
-                let product = 2.0 * pairs * (HEADS * head_dim.get()) as f64;
-                let us = bench.queries()?;
+    for (head_dim, mask) in [
+        (HeadDim::D128, Mask::Causal),
+        (HeadDim::D128, Mask::Full),
+        (HeadDim::D64, Mask::Causal),
+    ] {
+        for (name, lengths) in &workloads {
+            let bench = Bench::new(&gpu, head_dim, mask, lengths)?;
+            let pairs = bench.documents.visible_pairs(mask) as usize;
+            let product = (2 * pairs * HEADS * head_dim.get()) as f64;
+            for (per_section, is_dynamic) in [(HEADS, false), (HEADS, true), (4, true)] {
+                let (dk_dv, dq) = (
+                    bench.keys(&gpu, per_section, is_dynamic)?,
+                    bench.queries(&gpu, per_section, is_dynamic)?,
+                );
                 println!(
-                    "{:3} {mask:6} {name:12}: dQ {us:8.1} us {:6.0} TFLOP/s",
+                    "{:3} {mask:6} {name:12}: dK, dV {dk_dv:8.1} us, {:5.0} TFLOP/s; dQ {dq:8.1} us, \
+                     {:5.0} TFLOP/s; sections of {per_section:2} heads, {}",
                     head_dim.get(),
-                    3.0 * product / us / 1e6
+                    4.0 * product / dk_dv / 1e6,
+                    3.0 * product / dq / 1e6,
+                    if is_dynamic { "dynamic" } else { "static" },
                 );
             }
         }
@@ -58,153 +70,244 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-struct Bench<'a> {
-    gpu: &'a Gpu,
-    documents: Documents,
+/// Device memory that a launch reads, with what it stands for.
+type Operand = (Buffer<u8>, Quantised);
+
+struct Bench {
     head_dim: HeadDim,
     mask: Mask,
-    operands: [(Buffer<u8>, Quantised); 4],
-    dq: Buffer<u16>,
-    /// Kept for `work` and `counter`.
-    _schedule: Buffer<u8>,
-    work: BackwardWork,
-    counter: u64,
+    documents: Documents,
+    /// Q, K, V and dO.
+    operands: [Operand; 4],
+    gradients: [Buffer<u16>; 2],
+    items: Buffer<i32>,
+    item_count: usize,
+    counter: Buffer<u32>,
 }
 
-impl<'a> Bench<'a> {
+impl Bench {
     fn new(
-        kernels: &'a Kernels,
+        gpu: &Gpu,
         head_dim: HeadDim,
         mask: Mask,
         lengths: &[usize],
     ) -> Result<Self, Box<dyn Error>> {
-        let gpu = kernels.gpu();
         let documents = Documents::from_lengths(lengths)?;
-        let shape = CallShape::of(&documents, HEADS, HEADS, head_dim.get());
-        let mut options = Options::new(Path::Mxfp8, mask);
-        options.profile = Profile::Hopper;
-        let plan = kernels.plan(shape, &options)?;
-
-        let elements = shape.tokens * HEADS * shape.head_dim;
-        let tensor = |name, buffer: &Buffer<u16>| {
-            let size = [shape.tokens, HEADS, shape.head_dim];
-            DeviceTensor::packed(name, buffer.pointer(), size)
-        };
-        let normal = |seed| Buffer::from_slice(gpu, &gaussian(seed, elements));
-        let [q, k, v, d_o] = [normal(1)?, normal(2)?, normal(3)?, normal(4)?];
-        let o = Buffer::<u16>::filled(gpu, elements, 0)?;
-        let lse = Buffer::<f32>::filled(gpu, shape.tokens * HEADS, 0)?;
+        let shape = [documents.total(), HEADS, head_dim.get()];
+        let elements = shape.iter().product();
         let cu_seqlens = Buffer::from_slice(gpu, documents.cu_seqlens())?;
-        let layout = *plan.schedule_layout();
-        let schedule = Buffer::<u8>::filled(gpu, layout.bytes, 0)?;
-        let scratch = Buffer::<u8>::filled(gpu, plan.scratch_bytes(), 0)?;
-        let place = |buffer: &Buffer<u8>| Scratch {
-            address: buffer.pointer(),
-            bytes: buffer.len(),
-        };
-        let stream = gpu.context().default_stream();
-        let tensors = CallTensors {
-            q: tensor("q", &q),
-            k: tensor("k", &k),
-            v: tensor("v", &v),
-            o: tensor("o", &o),
-            lse: lse.pointer(),
-            cu_seqlens: cu_seqlens.pointer(),
-        };
-        // SAFETY: the buffers were made for the call, and are dropped once it has run.
-        unsafe {
-            let stream = (&*stream).into();
-            kernels.build_schedule(stream, &plan, cu_seqlens.pointer(), schedule.pointer())?;
-            plan.launch(stream, &tensors, schedule.pointer(), place(&scratch))?;
-        }
-
-        let rotates = options.rotates(shape.head_dim);
-        let output = ForwardOutput {
-            o: tensors.o,
-            lse: lse.pointer(),
-        };
-        let operand = |input, hadamard, forms| -> Result<_, Box<dyn Error>> {
+        let quantise = |seed, hadamard, forms, output| -> Result<Operand, Box<dyn Error>> {
             let quantisation = Quantisation {
                 head_dim,
                 hadamard,
                 forms,
             };
-            let layout = quantisation.layout(shape.tokens, documents.len(), HEADS)?;
+            let input = Buffer::from_slice(gpu, &gaussian(seed, elements))?;
+            let layout = quantisation.layout(documents.total(), documents.len(), HEADS)?;
             let scratch = Buffer::filled(gpu, layout.bytes(), 0)?;
             let call = QuantiseCall {
-                input,
-                output: (forms == Forms::BothWithRowSums).then_some(output),
+                input: DeviceTensor::packed("x", input.pointer(), shape),
+                output,
                 cu_seqlens: cu_seqlens.pointer(),
                 documents: documents.len(),
             };
+            let place = Scratch {
+                address: scratch.pointer(),
+                bytes: layout.bytes(),
+            };
+            let stream = gpu.context().default_stream();
             let quantiser = Quantiser::new(gpu, quantisation)?;
-            // SAFETY: as above.
-            let quantised = unsafe { quantiser.launch((&*stream).into(), &call, place(&scratch))? };
+            // SAFETY: the buffers were made for the call, and dropping them waits for it.
+            let quantised = unsafe { quantiser.launch((&*stream).into(), &call, place)? };
             gpu.synchronize()?;
             Ok((scratch, quantised))
         };
-        let operands = [
-            operand(tensors.q, rotates, Forms::Row)?,
-            operand(tensors.k, rotates, Forms::Both)?,
-            operand(tensors.v, false, Forms::Row)?,
-            operand(tensor("d_o", &d_o), false, Forms::BothWithRowSums)?,
-        ];
-        Ok(Self {
-            gpu,
+        let rotated = head_dim == HeadDim::D128;
+        let q = quantise(1, rotated, Forms::Both, None)?;
+        let k = quantise(2, rotated, Forms::Both, None)?;
+        let v = quantise(3, false, Forms::Both, None)?;
+
+        let o = Buffer::<u16>::filled(gpu, elements, 0)?;
+        let lse = Buffer::<f32>::filled(gpu, documents.total() * HEADS, 0)?;
+        let o_tensor = DeviceTensor::packed("o", o.pointer(), shape);
+        let config = ForwardConfig {
             head_dim,
             mask,
-            operands,
-            dq: Buffer::filled(gpu, elements, 0)?,
-            work: BackwardWork::of(&layout, schedule.pointer()),
-            counter: schedule.pointer()
-                + (layout.header + ScheduleHeader::counter_offset(Pass::Backward)) as u64,
-            _schedule: schedule,
+            item_rows: ItemRows::R128,
+        };
+        let (header, items, _) = schedule(gpu, &config.tiling(), &documents, false)?;
+        let counter = Buffer::filled(gpu, 1, 0)?;
+        let call = ForwardCall {
+            q: q.1,
+            k: k.1,
+            v: v.1,
+            kv_heads: HEADS,
+            o: o_tensor,
+            lse: lse.pointer(),
+            documents: documents.len(),
+            work: ForwardWork {
+                header: header.pointer(),
+                items: items.pointer(),
+            },
+            sections: HeadSections::whole(number(HEADS)),
+            counter: counter.pointer(),
+            scale: scale(head_dim),
+            c: 4,
+            tau: 4.0,
+        };
+        let forward = Forward::new(gpu, config)?;
+        let stream = gpu.context().default_stream();
+        // SAFETY: the buffers were made for the call, and dropping them waits for it.
+        unsafe { forward.launch((&*stream).into(), &call)? };
+        gpu.synchronize()?;
+        let output = ForwardOutput {
+            o: o_tensor,
+            lse: lse.pointer(),
+        };
+        let d_o = quantise(4, false, Forms::BothWithRowSums, Some(output))?;
+        let (_, items, item_count) = schedule(gpu, &Tiling::backward(mask), &documents, false)?;
+        let gradient = || Buffer::filled(gpu, elements, 0);
+        Ok(Self {
+            head_dim,
+            mask,
+            operands: [q, k, v, d_o],
+            gradients: [gradient()?, gradient()?],
+            items,
+            item_count,
+            counter,
             documents,
         })
     }
 
-    fn queries(&self) -> Result<f64, Box<dyn Error>> {
-        let dims = self.head_dim.get();
+    fn keys(&self, gpu: &Gpu, per_section: usize, is_dynamic: bool) -> Result<f64, Box<dyn Error>> {
+        let config = BackwardKeysConfig {
+            head_dim: self.head_dim,
+            mask: self.mask,
+            rotated: self.head_dim == HeadDim::D128,
+        };
+        let kernel = BackwardKeys::new(gpu, config)?;
+        let header = header(gpu, self.item_count, is_dynamic)?;
+        let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| self.operands[i].1);
+        let shape = [self.documents.total(), HEADS, self.head_dim.get()];
+        let [dk, dv] =
+            [0, 1].map(|i| DeviceTensor::packed("gradient", self.gradients[i].pointer(), shape));
+        let call = BackwardKeysCall {
+            q,
+            k,
+            v,
+            d_o,
+            heads: HEADS,
+            dk,
+            dv,
+            documents: self.documents.len(),
+            work: BackwardWork {
+                header: header.pointer(),
+                items: self.items.pointer(),
+            },
+            sections: HeadSections::new(number(HEADS), number(per_section)),
+            counter: self.counter.pointer(),
+            scale: scale(self.head_dim),
+            hysteresis: 3,
+        };
+        median(gpu, |stream| {
+            // SAFETY: all buffers are this value's, which outlives the replays.
+            unsafe { kernel.launch(stream, &call) }.map_err(Into::into)
+        })
+    }
+
+    fn queries(
+        &self,
+        gpu: &Gpu,
+        per_section: usize,
+        is_dynamic: bool,
+    ) -> Result<f64, Box<dyn Error>> {
         let config = BackwardQueriesConfig {
             head_dim: self.head_dim,
             mask: self.mask,
-            hadamard: self.head_dim == HeadDim::D128,
+            rotated: self.head_dim == HeadDim::D128,
         };
-        let kernel = BackwardQueries::new(self.gpu, config)?;
+        let kernel = BackwardQueries::new(gpu, config)?;
+        let header = header(gpu, self.item_count, is_dynamic)?;
         let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| self.operands[i].1);
-        let size = [self.documents.total(), HEADS, dims];
-        let heads = NonZero::new(HEADS).expect("there are heads");
+        let shape = [self.documents.total(), HEADS, self.head_dim.get()];
         let call = BackwardQueriesCall {
             q,
             d_o,
             k,
             v,
             kv_heads: HEADS,
-            dq: DeviceTensor::packed("dq", self.dq.pointer(), size),
+            dq: DeviceTensor::packed("dq", self.gradients[0].pointer(), shape),
             documents: self.documents.len(),
-            work: self.work,
-            sections: HeadSections::whole(heads),
-            counter: self.counter,
-            scale: 1.0 / (dims as f64).sqrt(),
+            work: BackwardWork {
+                header: header.pointer(),
+                items: self.items.pointer(),
+            },
+            sections: HeadSections::new(number(HEADS), number(per_section)),
+            counter: self.counter.pointer(),
+            scale: scale(self.head_dim),
             hysteresis: 3,
         };
-        let stream = self.gpu.context().new_stream()?;
-        // SAFETY: all buffers are this value's, which outlives the replays below.
-        let mut graph = unsafe {
-            Graph::capture(self.gpu, (&*stream).into(), |stream| {
-                kernel.launch(stream, &call)
-            })
-        }
-        .map_err(|error: BackwardQueriesError| error)?;
-        let mut timer = Timer::new(self.gpu)?;
-        let mut times = Vec::new();
-        for _ in 0..WARM_UP + REPLAYS {
-            times.push(timer.time((&*stream).into(), |stream| graph.replay(stream))?);
-        }
-        let times = &mut times[WARM_UP..];
-        times.sort_by(f64::total_cmp);
-        Ok(times[REPLAYS / 2])
+        median(gpu, |stream| {
+            // SAFETY: as in `keys`.
+            unsafe { kernel.launch(stream, &call) }.map_err(Into::into)
+        })
     }
+}
+
+/// The median of replays of what `launch` does, in microseconds.
+fn median(
+    gpu: &Gpu,
+    launch: impl Fn(Stream<'_>) -> Result<(), Box<dyn Error>>,
+) -> Result<f64, Box<dyn Error>> {
+    let stream = gpu.context().new_stream()?;
+    // SAFETY: the stream is the GPU's and idle; the graph goes before what it launches.
+    let mut graph = unsafe { Graph::capture(gpu, (&*stream).into(), launch)? };
+    let mut timer = Timer::new(gpu)?;
+    let mut times = Vec::new();
+    for _ in 0..WARM_UP + REPLAYS {
+        times.push(timer.time((&*stream).into(), |stream| graph.replay(stream))?);
+    }
+    let times = &mut times[WARM_UP..];
+    times.sort_by(f64::total_cmp);
+    Ok(times[REPLAYS / 2])
+}
+
+fn scale(head_dim: HeadDim) -> f64 {
+    1.0 / (head_dim.get() as f64).sqrt()
+}
+
+fn number(n: usize) -> NonZero<usize> {
+    NonZero::new(n).expect("a positive number")
+}
+
+/// `ScheduleHeader` with as many items in either pass.
+fn header(gpu: &Gpu, items: usize, is_dynamic: bool) -> Result<Buffer<u32>, Box<dyn Error>> {
+    let mut header = [0u32; 16];
+    header[8] = items as u32;
+    header[9] = items as u32;
+    header[10] = u32::from(is_dynamic);
+    Ok(Buffer::from_slice(gpu, &header)?)
+}
+
+/// The header, the items and their number.
+type Schedule = (Buffer<u32>, Buffer<i32>, usize);
+
+fn schedule(
+    gpu: &Gpu,
+    tiling: &Tiling,
+    documents: &Documents,
+    is_dynamic: bool,
+) -> Result<Schedule, Box<dyn Error>> {
+    let items = tiling.longest_first(documents);
+    let words: Vec<i32> = items
+        .iter()
+        .flat_map(|item| [item.document, item.first, item.start, item.len])
+        .collect();
+    Ok((
+        header(gpu, items.len(), is_dynamic)?,
+        Buffer::from_slice(gpu, &words)?,
+        items.len(),
+    ))
 }
 
 /// Gaussian BF16 values; those of a million, again and again.

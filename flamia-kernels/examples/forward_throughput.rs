@@ -27,13 +27,13 @@ const WARM_UP: usize = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let gpu = Gpu::new(0)?;
-    let mut skewed = vec![8192];
-    skewed.extend([256; 32]);
+    let skewed = |short| [&[8192][..], &vec![256; short]].concat();
     let workloads = [
         ("4x4096", vec![4096; 4]),
         ("16x1024", vec![1024; 16]),
         ("1x16384", vec![16384]),
-        ("8192+32x256", skewed),
+        ("8192+32x256", skewed(32)),
+        ("8192+224x256", skewed(224)),
     ];
     for head_dim in [HeadDim::D128, HeadDim::D64] {
         for mask in [Mask::Causal, Mask::Full] {

@@ -31,7 +31,7 @@ mod view;
 pub use error::AttentionError;
 pub use flamia_sched::Mask;
 pub use options::{
-    Ablation, Backend, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard,
+    Ablation, Backend, BackwardForm, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard,
     MmaAccumulator, OperandScales, Options, Path, Polynomial, Profile, ValueScales,
 };
 pub use stats::{Stats, StatsSnapshot};

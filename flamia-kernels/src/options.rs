@@ -82,6 +82,19 @@ pub enum DqAccumulator {
     Fp32,
 }
 
+/// How the backward pass of the `hopper` profile goes about dQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum BackwardForm {
+    /// dK with dV, then dQ: P and dS twice, one reference of dS per row of either, and the same bits in
+    /// every run.
+    #[default]
+    TwoKernel,
+    /// All three of one dS. The part of dQ that comes from 128 keys has one running reference, which
+    /// moves with each 64 queries; parts are added up as [`Options::dq`] says, which a GPU does in
+    /// no fixed order.
+    OneKernel,
+}
+
 /// How the `hopper` profile's matrix products accumulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum MmaAccumulator {
@@ -299,6 +312,11 @@ named!(
     DqAccumulator::Fp16Causal => "fp16-causal",
     DqAccumulator::Fp32 => "fp32",
 );
+named!(
+    BackwardForm,
+    BackwardForm::TwoKernel => "two-kernel",
+    BackwardForm::OneKernel => "one-kernel",
+);
 named!(MmaAccumulator, MmaAccumulator::Fp32 => "fp32", MmaAccumulator::Hopper => "hopper");
 named!(Hadamard, Hadamard::Auto => "auto", Hadamard::On => "on", Hadamard::Off => "off");
 named!(OperandScales, OperandScales::Block => "block", OperandScales::Token => "token");
@@ -363,8 +381,11 @@ pub struct Options {
     /// The running maximum is replaced only when a tile exceeds it by more than `tau`, in powers
     /// of two. 0 is the exact running maximum.
     pub tau: f32,
-    /// Partial sums of dQ; the `hopper` profile accumulates in FP32 whatever is asked here.
+    /// Partial sums of dQ; the `hopper` profile's two-kernel form accumulates in FP32 whatever is
+    /// asked here, and its one-kernel form has a power of two for each 32 queries.
     pub dq: DqAccumulator,
+    /// What kernels the backward pass of the `hopper` profile is of.
+    pub backward: BackwardForm,
     /// What a scale of Q, K, V or dO covers.
     pub operand_scales: OperandScales,
     /// What an exponent of dS covers.
@@ -407,6 +428,7 @@ impl Options {
             c: 4,
             tau: 4.0,
             dq: DqAccumulator::default(),
+            backward: BackwardForm::default(),
             operand_scales: OperandScales::default(),
             ds_exponent: DsExponent::default(),
             exponential: Exponential::default(),
@@ -569,6 +591,23 @@ impl Options {
                 "profile hopper".into(),
                 "the profile follows the Hopper kernels, which have none of them; use `block-scaled`",
             );
+        }
+        if self.backward == BackwardForm::OneKernel {
+            let backward = || format!("backward {}", self.backward);
+            if !hopper {
+                return refuse(
+                    backward(),
+                    format!("path {}, profile {}", self.path, self.profile),
+                    "it is a form of `mxfp8` with profile `hopper`",
+                );
+            }
+            if self.dq == DqAccumulator::Fp16Causal {
+                return refuse(
+                    backward(),
+                    format!("dq {}", self.dq),
+                    "its references follow tiles of queries; use `fp16`, `fp32`, or `two-kernel`",
+                );
+            }
         }
         if let Some(ablation) = self.ablate
             && !ablation.applies_to(self.path)

@@ -5,6 +5,7 @@ use flamia_kernels::Mask;
 use flamia_kernels::cuda::forward::{self, ForwardConfig, ItemRows};
 use flamia_kernels::cuda::layout::HeadDim;
 use flamia_kernels::cuda::quantise::{self, Forms, Quantisation};
+use flamia_kernels::cuda::retile::{self, Retiling};
 
 fn check(source: &Source, defines: &[(&str, String)], what: &str) {
     let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
@@ -31,6 +32,14 @@ fn quantisers_do_not_spill() {
     for quantisation in Quantisation::all() {
         let what = format!("{quantisation:?}");
         check(&quantise::SOURCE, &quantisation.defines(), &what);
+    }
+}
+
+#[test]
+fn retilers_do_not_spill() {
+    for retiling in Retiling::all() {
+        let what = format!("{retiling:?}");
+        check(&retile::SOURCE, &retiling.defines(), &what);
     }
 }
 

@@ -3,120 +3,17 @@
 mod attention;
 mod common;
 mod quantised;
+mod whole_call;
 
 use attention::{Outputs, Problem, Shape};
 use common::cosine;
-use flamia_cuda::{Buffer, Gpu, Graph};
-use flamia_kernels::cuda::call::{CallError, CallShape, CallTensors, ForwardPlan, Kernels};
+use flamia_cuda::Graph;
+use flamia_kernels::cuda::call::CallShape;
 use flamia_kernels::cuda::layout::HeadDim;
-use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
 use flamia_kernels::{Mask, Options, Path, Profile};
-use flamia_sched::Documents;
-use half::bf16;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-
-fn options(mask: Mask) -> Options {
-    let mut options = Options::new(Path::Mxfp8, mask);
-    options.profile = Profile::Hopper;
-    options
-}
-
-fn call_shape(problem: &Problem, entries: usize) -> CallShape {
-    CallShape {
-        documents: entries - 1,
-        ..CallShape::of(
-            &problem.documents,
-            problem.shape.heads,
-            problem.shape.kv_heads,
-            problem.shape.head_dim.get(),
-        )
-    }
-}
-
-/// Everything of one call in device memory.
-struct Call {
-    plan: ForwardPlan,
-    operands: [Buffer<u16>; 3],
-    o: Buffer<u16>,
-    lse: Buffer<f32>,
-    cu_seqlens: Buffer<i32>,
-    schedule: Buffer<u8>,
-    scratch: Buffer<u8>,
-}
-
-fn bits(values: &[bf16]) -> Vec<u16> {
-    values.iter().map(|x| x.to_bits()).collect()
-}
-
-impl Call {
-    /// With room for `entries` boundaries, all of them past the documents' own the last one again.
-    fn new(kernels: &Kernels, problem: &Problem, entries: usize) -> Self {
-        let gpu = kernels.gpu();
-        let shape = call_shape(problem, entries);
-        let plan = kernels
-            .plan(shape, &options(problem.shape.mask))
-            .unwrap_or_else(|error| panic!("{error}"));
-        let rows = shape.tokens * shape.heads;
-        Self {
-            operands: [&problem.q, &problem.k, &problem.v]
-                .map(|data| Buffer::from_slice(gpu, &bits(data)).unwrap()),
-            o: Buffer::filled(gpu, rows * shape.head_dim, 0xff).unwrap(),
-            lse: Buffer::filled(gpu, rows, 0xff).unwrap(),
-            cu_seqlens: Buffer::from_slice(gpu, &boundaries(&problem.documents, entries)).unwrap(),
-            schedule: Buffer::filled(gpu, plan.schedule_layout().bytes, 0xff).unwrap(),
-            scratch: Buffer::filled(gpu, plan.scratch_bytes(), 0xff).unwrap(),
-            plan,
-        }
-    }
-
-    fn give(&self, kernels: &Kernels, stream: flamia_cuda::Stream<'_>) -> Result<(), CallError> {
-        let CallShape {
-            tokens,
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = *self.plan.shape();
-        let [q, k, v] = &self.operands;
-        let tensor = |name, buffer: &Buffer<u16>, heads| {
-            DeviceTensor::packed(name, buffer.pointer(), [tokens, heads, head_dim])
-        };
-        let tensors = CallTensors {
-            q: tensor("q", q, heads),
-            k: tensor("k", k, kv_heads),
-            v: tensor("v", v, kv_heads),
-            o: tensor("o", &self.o, heads),
-            lse: self.lse.pointer(),
-            cu_seqlens: self.cu_seqlens.pointer(),
-        };
-        let scratch = Scratch {
-            address: self.scratch.pointer(),
-            bytes: self.scratch.len(),
-        };
-        let (cu_seqlens, schedule) = (self.cu_seqlens.pointer(), self.schedule.pointer());
-        // SAFETY: all buffers are of the plan's sizes and outlive the download, which waits.
-        unsafe {
-            kernels.build_schedule(stream, &self.plan, cu_seqlens, schedule)?;
-            self.plan.launch(stream, &tensors, schedule, scratch)
-        }
-    }
-
-    fn outputs(&self) -> Outputs {
-        let o = self.o.download().unwrap();
-        let lse = self.lse.download().unwrap();
-        Outputs {
-            o: o.into_iter().map(|x| bf16::from_bits(x).to_f64()).collect(),
-            lse: lse.into_iter().map(f64::from).collect(),
-        }
-    }
-}
-
-fn boundaries(documents: &Documents, entries: usize) -> Vec<i32> {
-    let mut cu_seqlens = documents.cu_seqlens().to_vec();
-    cu_seqlens.resize(entries, documents.total() as i32);
-    cu_seqlens
-}
+use whole_call::{Call, POISON, bits, boundaries, kernels, options};
 
 /// Close to the CPU's `hopper` profile.
 fn check(found: &Outputs, problem: &Problem) {
@@ -145,10 +42,6 @@ fn gaussian(lengths: Vec<usize>, mask: Mask, seed: u64) -> Problem {
         mask,
     };
     Problem::gaussian(shape, &mut rng)
-}
-
-fn kernels() -> Kernels {
-    Kernels::new(Gpu::new(0).unwrap_or_else(|error| panic!("{error}")))
 }
 
 #[test]
@@ -217,7 +110,7 @@ fn a_graph_serves_other_documents_of_the_same_length() {
             .iter_mut()
             .zip([&problem.q, &problem.k, &problem.v])
         {
-            buffer.upload(&bits(data)).unwrap();
+            buffer.upload(bits(data)).unwrap();
         }
         call.cu_seqlens
             .upload(&boundaries(&problem.documents, entries))
@@ -251,7 +144,11 @@ fn unsound_boundaries_compute_nothing_and_touch_nothing() {
         call.cu_seqlens.upload(&bad).unwrap();
         call.give(&kernels, (&*stream).into()).unwrap();
         assert!(
-            call.o.download().unwrap().iter().all(|&x| x == 0xffff),
+            call.o_buffer
+                .download()
+                .unwrap()
+                .iter()
+                .all(|&x| x == POISON),
             "{bad:?}"
         );
         call.cu_seqlens

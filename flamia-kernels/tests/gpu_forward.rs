@@ -81,7 +81,7 @@ fn compare(problem: &Problem, found: &Outputs, cpu: &Outputs) -> Result<String, 
 }
 
 fn check(
-    failures: &mut Failures,
+    failures: &Failures,
     gpu: &Gpu,
     problem: &Problem,
     ways: &[Way],
@@ -134,7 +134,7 @@ fn all_ways() -> Vec<Way> {
 #[ignore = "needs a GPU"]
 fn a_simple_shapes_agree_with_the_cpu() {
     let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(1));
-    let mut failures = Failures::default();
+    let failures = Failures::default();
     for head_dim in HEAD_DIMS {
         for lengths in [
             vec![1],
@@ -156,7 +156,7 @@ fn a_simple_shapes_agree_with_the_cpu() {
                 };
                 let case = format!("{shape:?}");
                 let problem = Problem::gaussian(shape, &mut rng);
-                check(&mut failures, &gpu, &problem, &all_ways(), &case);
+                check(&failures, &gpu, &problem, &all_ways(), &case);
             }
         }
     }
@@ -166,7 +166,7 @@ fn a_simple_shapes_agree_with_the_cpu() {
 #[ignore = "needs a GPU"]
 fn b_random_packed_shapes_agree_with_the_cpu() {
     let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(2));
-    let mut failures = Failures::default();
+    let failures = Failures::default();
     let mut empty = 0;
     for number in 0..200 {
         let mut problem = Problem::gaussian(random_shape(&mut rng), &mut rng);
@@ -179,7 +179,7 @@ fn b_random_packed_shapes_agree_with_the_cpu() {
             roughen(&mut problem, &mut rng);
         }
         let case = format!("{number}: {:?}, rough {is_rough}", problem.shape);
-        let Some(found) = check(&mut failures, &gpu, &problem, &all_ways(), &case) else {
+        let Some(found) = check(&failures, &gpu, &problem, &all_ways(), &case) else {
             continue;
         };
         if !is_rough && problem.tokens() > 100 {
@@ -200,7 +200,7 @@ fn b_random_packed_shapes_agree_with_the_cpu() {
 #[ignore = "needs a GPU"]
 fn c_nan_stays_where_it_is_seen() {
     let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(3));
-    let mut failures = Failures::default();
+    let failures = Failures::default();
     let mut poisoned = 0;
     for number in 0..60 {
         let problem = Problem::gaussian(random_shape(&mut rng), &mut rng);
@@ -220,7 +220,7 @@ fn c_nan_stays_where_it_is_seen() {
             "{number}: {:?}, NaN in operand {operand} at {place}",
             problem.shape
         );
-        let Some(found) = check(&mut failures, &gpu, &with_nan, &all_ways(), &case) else {
+        let Some(found) = check(&failures, &gpu, &with_nan, &all_ways(), &case) else {
             continue;
         };
         poisoned += usize::from(found.o.iter().any(|x| x.is_nan()));
@@ -297,7 +297,7 @@ fn d_replays_and_repetitions_give_the_same_bits() {
 #[ignore = "needs a GPU"]
 fn e_documents_are_alone() {
     let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(5));
-    let mut failures = Failures::default();
+    let failures = Failures::default();
     for head_dim in HEAD_DIMS {
         for mask in masks() {
             let shape = Shape {
@@ -341,7 +341,7 @@ fn e_documents_are_alone() {
 #[ignore = "needs a GPU"]
 fn f_references_may_jump_by_any_power() {
     let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(6));
-    let mut failures = Failures::default();
+    let failures = Failures::default();
     for head_dim in HEAD_DIMS {
         for (mask, edge) in [(Mask::Causal, 1000), (Mask::Causal, 777), (Mask::Full, 500)] {
             let shape = Shape {
@@ -358,7 +358,7 @@ fn f_references_may_jump_by_any_power() {
                 .iter_mut()
                 .for_each(|x| *x *= bf16::from_f32(2f32.powi(60)));
             zero.fill(bf16::ZERO);
-            check(&mut failures, &gpu, &problem, &all_ways(), &case);
+            check(&failures, &gpu, &problem, &all_ways(), &case);
         }
     }
 }

@@ -10,6 +10,7 @@ use flamia_kernels::cuda::layout::HeadDim;
 use flamia_kernels::cuda::quantise::{
     Forms, ForwardOutput, Quantisation, QuantiseCall, QuantiseError, QuantisedLayout, Quantiser,
 };
+use flamia_kernels::cuda::retile::{Image, Retiler, Retiling};
 use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
 use flamia_sched::Documents;
 use half::bf16;
@@ -430,4 +431,56 @@ fn calls_that_make_no_sense_are_refused() {
             .iter()
             .all(|byte| *byte == POISON)
     );
+}
+
+/// Either image gives the other, byte for byte, also where no document lies.
+#[test]
+#[ignore = "needs a GPU"]
+fn an_image_gives_the_other() {
+    let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(31));
+    let stream = gpu.context().new_stream().unwrap();
+    let documents = Documents::from_lengths(&[70, 1, 0, 200, 33]).unwrap();
+    for retiling in Retiling::all() {
+        let quantisation = Quantisation {
+            head_dim: retiling.head_dim,
+            hadamard: false,
+            forms: Forms::Both,
+        };
+        let dims = retiling.head_dim.get();
+        let input = packed(&documents, 3, dims, &mut rng);
+        let layout = quantisation
+            .layout(documents.total(), documents.len(), 3)
+            .unwrap();
+        let bytes = expected(&documents, &input, None, &quantisation, &layout, POISON);
+        let images = [layout.at(0).row_image, layout.at(0).transposed_image];
+        let [row, transposed] = images.map(|image| {
+            let first = image.unwrap() as usize;
+            &bytes[first..][..layout.padded().image_bytes()]
+        });
+        let (from, to) = match retiling.to {
+            Image::Row => (transposed, row),
+            Image::Transposed => (row, transposed),
+        };
+        let from = Buffer::from_slice(&gpu, from).unwrap();
+        let made = Buffer::<u8>::filled(&gpu, to.len() + GUARD, POISON).unwrap();
+        let retiler = Retiler::new(&gpu, retiling).unwrap_or_else(|error| panic!("{error}"));
+        // SAFETY: both buffers hold an image of the layout, and the download waits.
+        unsafe {
+            retiler
+                .launch(
+                    (&*stream).into(),
+                    from.pointer(),
+                    made.pointer(),
+                    layout.padded(),
+                )
+                .unwrap();
+        }
+        let made = made.download().unwrap();
+        let differs = made.iter().zip(to).position(|(a, b)| a != b);
+        assert_eq!(differs, None, "{retiling:?}");
+        assert!(
+            made[to.len()..].iter().all(|x| *x == POISON),
+            "{retiling:?}"
+        );
+    }
 }

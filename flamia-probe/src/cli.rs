@@ -63,7 +63,7 @@ pub fn run(cli: Cli) -> Result<(), ProbeError> {
             )?)
         }
         Probe::Leakage(Flags { probe, output }) => {
-            let rows = probe.rows(torch_schemes())?;
+            let rows = probe.rows(more_schemes())?;
             let caption = "what results know of a token that they must not depend on";
             Ok(output.show_summary(caption, &summary(&rows), &rows)?)
         }
@@ -99,11 +99,14 @@ pub fn run(cli: Cli) -> Result<(), ProbeError> {
     }
 }
 
-fn torch_schemes() -> Vec<Scheme> {
+fn more_schemes() -> Vec<Scheme> {
+    #[allow(unused_mut, reason = "without features there are none")]
+    let mut schemes = Vec::new();
+    #[cfg(feature = "cuda")]
+    schemes.extend(flamia_probe::gpu::schemes(flamia_kernels::Mask::Causal));
     #[cfg(feature = "torch")]
-    return flamia_probe::torch::schemes();
-    #[cfg(not(feature = "torch"))]
-    Vec::new()
+    schemes.extend(flamia_probe::torch::schemes());
+    schemes
 }
 
 #[cfg(not(feature = "torch"))]

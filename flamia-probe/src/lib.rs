@@ -11,7 +11,8 @@
 //!
 //! With the feature `torch`, `torch` adds `capture`, which writes a checkpoint's activations to be
 //! probed, `consistency`, which trains with the forward and backward passes at odds, and torch's own
-//! attention to `leakage`.
+//! attention to `leakage`. The feature `cuda`, which `torch` implies, adds to it the forward pass on a
+//! Hopper GPU.
 
 pub mod accuracy;
 pub mod attention;
@@ -21,6 +22,8 @@ pub mod documents;
 pub mod error;
 pub mod exponent;
 pub mod flush;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod input;
 pub mod leakage;
 pub mod metric;

@@ -48,8 +48,8 @@ fn exact_options_keep_every_bit_on_packed_documents() {
 
 #[test]
 fn block_scales_leak_inside_the_block_only() {
-    let rows = rows("--scheme mxfp8,nvfp4 --trials 20 --factor 64 --lengths 130,64");
-    for scheme in ["mxfp8", "nvfp4"] {
+    let rows = rows("--scheme mxfp8,mxfp8-hopper,nvfp4 --trials 20 --factor 64 --lengths 130,64");
+    for scheme in ["mxfp8", "mxfp8-hopper", "nvfp4"] {
         let v = find(&rows, scheme, "v", "o");
         assert!(!v.bitwise && v.change > 0.0 && v.change < 0.01, "{v:?}");
     }

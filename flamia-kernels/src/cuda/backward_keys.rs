@@ -24,6 +24,7 @@ pub const SOURCE: Source = Source {
         header!("block_scale.cuh"),
         header!("e4m3.cuh"),
         header!("fragment.cuh"),
+        header!("key_items_sm90.cuh"),
         header!("key_rows.cuh"),
         header!("layout.cuh"),
         header!("output_rows.cuh"),
@@ -36,27 +37,28 @@ pub const SOURCE: Source = Source {
 };
 
 /// Keys of a work item.
-const ITEM_KEYS: u32 = 128;
+pub(super) const ITEM_KEYS: u32 = 128;
 /// Queries of a tile.
-const QUERIES: u32 = 64;
+pub(super) const QUERIES: u32 = 64;
 /// Slots of keys and values in shared memory.
 const KEY_SLOTS: u32 = 2;
 /// Stages of query tiles in shared memory; a power of two.
 const STAGES: u32 = 4;
 /// A block of zeros, row tables, scales, work items and barriers take less.
-const OTHER_SHARED_BYTES: u32 = 7 * 1024;
+pub(super) const OTHER_SHARED_BYTES: u32 = 7 * 1024;
 /// Two warpgroups that compute and one that loads.
-const THREADS: u32 = 384;
+pub(super) const THREADS: u32 = 384;
 
 parameters! {
     /// What the kernel takes. Strides are in elements.
-    struct Parameters {
+    pub(super) struct Parameters {
         q: u64,
         q_transposed: u64,
         q_scales: u64,
         d_o: u64,
         d_o_transposed: u64,
         d_o_scales: u64,
+        d_o_folds: u64,
         row_sums: u64,
         lse2: u64,
         k: u64,
@@ -80,8 +82,6 @@ parameters! {
         scale: f32,
         dk_scale: f32,
         hysteresis: i32,
-        floor: f32,
-        reserved: u32,
     }
 }
 
@@ -104,6 +104,17 @@ impl BackwardKeysConfig {
 
     /// The macros that [`SOURCE`] is compiled with.
     pub fn defines(&self) -> Vec<(&'static str, String)> {
+        let mut defines = self.common_defines(STAGES, self.shared_bytes());
+        defines.extend(Parameters::defines());
+        defines
+    }
+
+    /// Those of `key_items_sm90.cuh`.
+    pub(super) fn common_defines(
+        &self,
+        stages: u32,
+        shared_bytes: u32,
+    ) -> Vec<(&'static str, String)> {
         let mask = match self.mask {
             Mask::Causal => "CAUSAL",
             Mask::Full => "FULL",
@@ -112,16 +123,18 @@ impl BackwardKeysConfig {
         let mut defines = schedule_defines();
         defines.extend([
             ("HEAD_DIM", self.head_dim.get().to_string()),
-            ("STAGES", STAGES.to_string()),
-            ("SHARED_BYTES", self.shared_bytes().to_string()),
+            ("STAGES", stages.to_string()),
+            ("SHARED_BYTES", shared_bytes.to_string()),
             ("MASK", mask.to_owned()),
             ("ROTATED", u8::from(self.rotated).to_string()),
         ]);
-        defines.extend(Parameters::defines());
         defines
     }
 
-    fn parameters(&self, call: &BackwardKeysCall) -> Result<Parameters, BackwardKeysError> {
+    pub(super) fn parameters(
+        &self,
+        call: &BackwardKeysCall,
+    ) -> Result<Parameters, BackwardKeysError> {
         let BackwardKeysCall {
             q,
             k,
@@ -172,6 +185,7 @@ impl BackwardKeysConfig {
             d_o: part("d_o", "row image", d_o.row_image)?,
             d_o_transposed: part("d_o", "transposed image", d_o.transposed_image)?,
             d_o_scales: d_o.scales,
+            d_o_folds: d_o.folds,
             row_sums: part("d_o", "row sums", d_o.row_sums)?,
             lse2: part("d_o", "LSE", d_o.lse2)?,
             k: part("k", "row image", k.row_image)?,
@@ -199,8 +213,6 @@ impl BackwardKeysConfig {
             scale: (call.scale * std::f64::consts::LOG2_E) as f32,
             dk_scale: (call.scale * unrotate) as f32,
             hysteresis: call.hysteresis,
-            floor: 448.0 * (-call.hysteresis as f32).exp2(),
-            reserved: 0,
         })
     }
 
@@ -334,6 +346,17 @@ pub struct BackwardKeysCall {
     pub hysteresis: i32,
 }
 
+pub(super) fn require_hopper(gpu: &Gpu) -> Result<(), BackwardKeysError> {
+    if gpu.arch() == Arch::Sm90a {
+        Ok(())
+    } else {
+        Err(BackwardKeysError::Arch {
+            gpu: gpu.name().to_owned(),
+            arch: gpu.arch(),
+        })
+    }
+}
+
 /// The kernel on one GPU. Clones are the same kernel.
 #[derive(Clone)]
 pub struct BackwardKeys {
@@ -348,12 +371,7 @@ impl BackwardKeys {
     /// # Errors
     /// The GPU is no Hopper, there is no compiler, or the GPU does not load the code.
     pub fn new(gpu: &Gpu, config: BackwardKeysConfig) -> Result<Self, BackwardKeysError> {
-        if gpu.arch() != Arch::Sm90a {
-            return Err(BackwardKeysError::Arch {
-                gpu: gpu.name().to_owned(),
-                arch: gpu.arch(),
-            });
-        }
+        require_hopper(gpu)?;
         let module = gpu.compile(&SOURCE, &config.defines())?;
         let kernel = module.kernel("attention_backward_keys")?;
         kernel.set_shared_limit(config.shared_bytes())?;
@@ -401,7 +419,7 @@ impl BackwardKeys {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::num::NonZero;
 
     use super::*;
@@ -417,7 +435,7 @@ mod tests {
     }
 
     /// A call with addresses of nothing.
-    fn call() -> BackwardKeysCall {
+    pub(in crate::cuda) fn call() -> BackwardKeysCall {
         let operand = |first: u64| Quantised {
             row_image: Some(first << 20),
             transposed_image: Some((first + 1) << 20),
@@ -485,7 +503,10 @@ mod tests {
         assert_eq!(parameters.slots as usize, padded.slots());
         assert_eq!(parameters.scale, 0.5 * std::f32::consts::LOG2_E);
         assert_eq!(parameters.dk_scale, (0.5 / 128f64.sqrt()) as f32);
-        assert_eq!(parameters.floor, 56.0);
+        assert_eq!(
+            [parameters.d_o_scales, parameters.d_o_folds],
+            [42 << 20, 43 << 20]
+        );
     }
 
     #[test]

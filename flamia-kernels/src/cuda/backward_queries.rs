@@ -9,9 +9,10 @@ use flamia_cuda::{
     parameters,
 };
 use flamia_sched::Mask;
-use flamia_sched::cuda::{SCHEDULE_HEADER, ScheduleLayout, schedule_defines};
+use flamia_sched::cuda::{SCHEDULE_HEADER, schedule_defines};
 use flamia_sched::work::{HeadSections, Tiling};
 
+use super::backward_keys::BackwardWork;
 use super::layout::{HeadDim, LayoutError, PaddedLayout};
 use super::quantise::Quantised;
 use super::tensor::{DeviceTensor, TensorError};
@@ -84,8 +85,8 @@ pub struct BackwardQueriesConfig {
     pub head_dim: HeadDim,
     #[allow(missing_docs)]
     pub mask: Mask,
-    /// Whether Q and K were rotated by the normalised Hadamard matrix, so that dQ is rotated back.
-    pub hadamard: bool,
+    /// Whether Q and K were rotated by the Hadamard matrix, so that dQ has to be rotated back.
+    pub rotated: bool,
 }
 
 impl BackwardQueriesConfig {
@@ -99,7 +100,7 @@ impl BackwardQueriesConfig {
         let mut defines = schedule_defines();
         defines.extend([
             ("HEAD_DIM", self.head_dim.get().to_string()),
-            ("ROTATED", u8::from(self.hadamard).to_string()),
+            ("ROTATED", u8::from(self.rotated).to_string()),
             ("STAGES", STAGES.to_string()),
             ("SHARED_BYTES", self.shared_bytes().to_string()),
             ("MASK", mask.to_owned()),
@@ -261,25 +262,6 @@ pub enum BackwardQueriesError {
     Gpu(#[from] GpuError),
 }
 
-/// Device addresses of a schedule's backward work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BackwardWork {
-    /// A `flamia_sched::cuda::ScheduleHeader`.
-    pub header: u64,
-    /// The items, [`BackwardQueriesConfig::tiling`]'s, in any order; longest first is fastest.
-    pub items: u64,
-}
-
-impl BackwardWork {
-    /// Those of a schedule's buffer.
-    pub const fn of(layout: &ScheduleLayout, schedule: u64) -> Self {
-        Self {
-            header: schedule + layout.header as u64,
-            items: schedule + layout.backward as u64,
-        }
-    }
-}
-
 /// What a launch reads and writes.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardQueriesCall {
@@ -384,7 +366,7 @@ mod tests {
     const CONFIG: BackwardQueriesConfig = BackwardQueriesConfig {
         head_dim: HeadDim::D128,
         mask: Mask::Causal,
-        hadamard: true,
+        rotated: true,
     };
 
     fn sections(heads: usize) -> HeadSections {
@@ -429,7 +411,7 @@ mod tests {
         let parameters = CONFIG.parameters(&call).unwrap();
         assert_eq!([parameters.k, parameters.k_transposed], [1 << 20, 2 << 20]);
         assert_eq!([parameters.row_sums, parameters.lse2], [10 << 20, 11 << 20]);
-        assert_eq!(parameters.slots, 128 + 3 * 32 + 128);
+        assert_eq!(parameters.slots, 128 + 3 * 32);
         assert_eq!((parameters.heads, parameters.heads_per_kv_head), (8, 4));
         assert_eq!((parameters.scale, parameters.hysteresis), (0.5, 3));
         assert_eq!(parameters.scale_log2, 0.5 * std::f32::consts::LOG2_E);

@@ -237,14 +237,22 @@ struct Producer {
 // before the tile, since it rarely moves. Where the row has none yet, or one so small that D in that unit
 // might overflow, it is another, and what comes out is put right afterwards.
 struct Unit {
-    static constexpr int SMALLEST = -100;
+    static constexpr int SMALLEST = -100 * RunningReference::UNIT;
 
-    int exponent;
+    int exponent;  // in multiples of RunningReference::UNIT
 
     __device__ explicit Unit(const RunningReference& reference)
         : exponent(reference.exponent == RunningReference::NONE ? 0 : max(reference.exponent, SMALLEST)) {}
 
     __device__ bool is(const RunningReference& reference) const { return exponent == reference.exponent; }
+    __device__ float up() const { return __int_as_float(RunningReference::BIAS + exponent); }
+    __device__ float down() const { return __int_as_float(RunningReference::BIAS - exponent); }
+    // From this unit to a reference.
+    __device__ float correction(const RunningReference& reference) const {
+        return reference.exponent == RunningReference::NONE
+                   ? 1
+                   : __int_as_float(max(RunningReference::BIAS + exponent - reference.exponent, 0));
+    }
 };
 
 // A warpgroup: 64 query rows, 16 for each warp and two for each thread.
@@ -358,9 +366,9 @@ struct Consumer {
     // The warps of the warpgroup.
     __device__ void meet() const {
         if (group == 0)
-            warpgroup_barrier<1>();
+            named_barrier<1, 128>();
         else
-            warpgroup_barrier<2>();
+            named_barrier<2, 128>();
     }
 
     // A tile that the others see.
@@ -399,7 +407,7 @@ struct Consumer {
         const float q_scale = p.scale_log2 * shared.q_scale[slot][block];
         const float d_o_scale = shared.d_o_scale[slot][block];
         const Unit unit[2] = {Unit(rows.reference[0]), Unit(rows.reference[1])};
-        const float down[2] = {pow2(-unit[0].exponent), pow2(-unit[1].exponent)};
+        const float down[2] = {unit[0].down(), unit[1].down()};
         const Work& work = shared.work[slot];
         const VisibleGroups groups(first_row(work), work.len, tile, p.window);
 
@@ -464,10 +472,8 @@ struct Consumer {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             RunningReference& reference = rows.reference[half];
-            const float rescale = reference.update(amax[half] * pow2(unit[half].exponent), p.hysteresis);
-            const int ascent = unit[half].exponent - reference.exponent;
-            const float correction =
-                reference.exponent == RunningReference::NONE ? 1 : ascent < -126 ? 0 : pow2(ascent);
+            const float rescale = reference.update(amax[half] * unit[half].up(), p.hysteresis);
+            const float correction = unit[half].correction(reference);
             // Too large for FP32: never a finite number that is wrong.
             if (amax[half] == INF) rows.row_sum[half] = NOT_A_NUMBER;
 #pragma unroll

@@ -36,10 +36,10 @@ pub const SOURCE: Source = Source {
 
 /// Rows of a key tile.
 const TILE: u32 = 128;
+/// Three warpgroups that compute, and one that loads.
+const THREADS: u32 = 4 * 128;
 /// Slots of queries in shared memory.
 const QUERY_SLOTS: u32 = 2;
-/// Stages of key and value tiles in shared memory; a power of two.
-const STAGES: u32 = 4;
 /// Scales, work items and barriers take less.
 const OTHER_SHARED_BYTES: u32 = 1024;
 
@@ -72,24 +72,42 @@ parameters! {
     }
 }
 
-/// Query rows of a work item: 64 for each warpgroup that computes.
+/// Query rows of a work item, 64 for each warpgroup that computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ItemRows {
-    /// Two warpgroups: less is computed in vain at the ends of short documents.
-    R128,
-    /// Three warpgroups: more arithmetic for each tile that is loaded.
+    /// One warpgroup, which loads keys for itself: three items at a time on a multiprocessor, none of which
+    /// waits for another to begin or to end. For short documents.
+    R64,
+    /// Three warpgroups, which share every tile that is loaded.
     R192,
 }
 
 impl ItemRows {
-    /// Both.
-    pub const ALL: [ItemRows; 2] = [ItemRows::R128, ItemRows::R192];
+    /// All of them.
+    pub const ALL: [ItemRows; 2] = [ItemRows::R64, ItemRows::R192];
 
     /// The number, with which work lists have to be made.
     pub const fn get(self) -> usize {
         match self {
-            ItemRows::R128 => 128,
+            ItemRows::R64 => 64,
             ItemRows::R192 => 192,
+        }
+    }
+
+    /// Items that a CTA computes at a time.
+    const fn pipelines(self) -> u32 {
+        match self {
+            ItemRows::R64 => 3,
+            ItemRows::R192 => 1,
+        }
+    }
+
+    /// Stages of keys and of values in each pipeline's shared memory. Where one warpgroup has them for
+    /// itself, keys are free once it has its scores, long before it needs the next.
+    const fn stages(self) -> [u32; 2] {
+        match self {
+            ItemRows::R64 => [1, 2],
+            ItemRows::R192 => [4, 4],
         }
     }
 }
@@ -118,11 +136,13 @@ impl ForwardConfig {
             Mask::Full => "FULL",
             Mask::Window(_) => "WINDOW",
         };
+        let [k_stages, v_stages] = self.item_rows.stages();
         let mut defines = schedule_defines();
         defines.extend([
             ("HEAD_DIM", self.head_dim.get().to_string()),
             ("ITEM_ROWS", self.item_rows.get().to_string()),
-            ("STAGES", STAGES.to_string()),
+            ("K_STAGES", k_stages.to_string()),
+            ("V_STAGES", v_stages.to_string()),
             ("SHARED_BYTES", self.shared_bytes().to_string()),
             ("MASK", mask.to_owned()),
         ]);
@@ -199,16 +219,17 @@ impl ForwardConfig {
         })
     }
 
-    const fn threads(&self) -> u32 {
-        // A warpgroup for 64 rows, and one that loads.
-        2 * self.item_rows.get() as u32 + 128
-    }
-
     const fn shared_bytes(&self) -> u32 {
-        let item_rows = self.item_rows.get() as u32;
-        // Rows of codes; those of the output are of two bytes.
-        let rows = QUERY_SLOTS * item_rows + STAGES * 2 * TILE + 2 * item_rows;
-        rows * self.head_dim.get() as u32 + OTHER_SHARED_BYTES
+        let (item_rows, head_dim) = (self.item_rows.get() as u32, self.head_dim.get() as u32);
+        let [k_stages, v_stages] = self.item_rows.stages();
+        let pipelines = self.item_rows.pipelines();
+        // The output's are of two bytes, and leave in two parts where there is no room for whole ones.
+        let output = match (self.item_rows, self.head_dim) {
+            (ItemRows::R64, HeadDim::D128) => item_rows,
+            _ => 2 * item_rows,
+        };
+        let rows = QUERY_SLOTS * item_rows + (k_stages + v_stages) * TILE + output;
+        pipelines * rows * head_dim + OTHER_SHARED_BYTES
     }
 }
 
@@ -393,7 +414,7 @@ impl Forward {
         if parameters.tokens == 0 || parameters.heads == 0 {
             return Ok(());
         }
-        let launch = Launch::linear(self.ctas, self.config.threads())
+        let launch = Launch::linear(self.ctas, THREADS)
             .with_shared(self.config.shared_bytes())
             .starting_early();
         // SAFETY: the kernel waits for what is in front of it. The parameters are the kernel's, which the
@@ -461,10 +482,7 @@ mod tests {
             [parameters.q, parameters.k, parameters.v],
             [1 << 20, 1 << 20, 2 << 20]
         );
-        assert_eq!(
-            (parameters.tokens, parameters.slots),
-            (100, 128 + 3 * 32 + 128)
-        );
+        assert_eq!((parameters.tokens, parameters.slots), (100, 128 + 3 * 32));
         assert_eq!((parameters.heads, parameters.heads_per_kv_head), (8, 4));
         assert_eq!(parameters.scale, 0.5 * std::f32::consts::LOG2_E);
         assert_eq!(parameters.window, 0);

@@ -1,9 +1,11 @@
 // The forward pass of MXFP8 attention on Hopper: O and LSE of packed documents.
 //
-// A persistent grid. In every CTA one warp walks the schedule and keeps a ring of stages filled with
-// key tiles, already into the next item while this one is computed; each of WARPGROUPS consumer
-// warpgroups computes 64 query rows, from the last key tile that its item sees down to the first.
-// The numbers are those of cpu/hopper/forward.rs.
+// A persistent grid. In every pipeline of a CTA one warp walks the schedule and keeps rings of stages filled
+// with keys and values, already into the next item while this one is computed; each of its consumer
+// warpgroups computes 64 query rows, from the last key tile that the item sees down to the first.
+// Three warpgroups share what one pipeline loads. Or, with items of 64 rows, each has a pipeline of its own:
+// that loads more, and lets one warpgroup begin and end an item while the others are in the middle of theirs,
+// which pays where items are short. The numbers are those of cpu/hopper/forward.rs.
 //
 // Operands are in padded coordinates and lie in memory as the MMA wants them (layout.cuh), so that
 // every tile is one contiguous copy. Nothing past a document's last block of 32 is copied; what
@@ -19,12 +21,15 @@
 #include "softmax.cuh"
 #include "tiles.cuh"
 
-// Constants: HEAD_DIM (64 or 128), ITEM_ROWS (128 or 192), STAGES of the ring, and MASK (tiles.cuh).
+// Constants: HEAD_DIM (64 or 128), ITEM_ROWS (64 or 192), K_STAGES and V_STAGES of the rings, and MASK
+// (tiles.cuh).
 
-constexpr u32 WARPGROUPS = ITEM_ROWS / GROUP_ROWS;
+constexpr u32 WARPGROUPS = 3;
+constexpr u32 SHARERS = ITEM_ROWS / GROUP_ROWS;  // warpgroups of a pipeline
+constexpr u32 PIPELINES = WARPGROUPS / SHARERS;
 constexpr u32 THREADS = 128 * (WARPGROUPS + 1);
-constexpr u32 PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24;
-constexpr u32 CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240;
+constexpr u32 PRODUCER_REGISTERS = 32;
+constexpr u32 CONSUMER_REGISTERS = 160;
 constexpr u32 TILE_BYTES = TILE * HEAD_DIM;
 constexpr u32 V_BLOCK_BYTES = BLOCK * HEAD_DIM;
 constexpr Swizzle ROW_SWIZZLE = swizzle_of_rows(HEAD_DIM);
@@ -34,7 +39,8 @@ constexpr float LN_2 = 0.693147180559945f;
 constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
 
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
-static_assert(ITEM_ROWS % GROUP_ROWS == 0 && WARPGROUPS >= 2 && WARPGROUPS <= 3, "register budget");
+static_assert(ITEM_ROWS == GROUP_ROWS || ITEM_ROWS == WARPGROUPS * GROUP_ROWS, "one warpgroup of an item, or all");
+static_assert(PIPELINES > 1 || K_STAGES == V_STAGES, "keys and values share their barriers");
 
 // `Parameters` of forward.rs. Strides are in elements.
 struct Parameters {
@@ -86,7 +92,7 @@ SAME_OFFSET(Parameters, c);
 SAME_OFFSET(Parameters, tau);
 SAME_OFFSET(Parameters, reserved);
 
-// What a CTA does at a time: an item for one head. The work is over when the document has no rows.
+// What a pipeline does at a time: an item for one head. The work is over when the document has no rows.
 struct Work {
     WorkItem item;
     Range rows;  // see balanced_rows()
@@ -94,17 +100,30 @@ struct Work {
 };
 
 constexpr u32 Q_SLOTS = 2;  // the next item's queries come in while this one's are used
-struct SharedMemory {
+// Output leaves through shared memory, of shorter rows where there is no room for whole ones.
+constexpr u32 OUTPUT_PARTS = PIPELINES == 1 || HEAD_DIM == 64 ? 1 : 2;
+constexpr u32 STAGING_BYTES = WARP_ROWS * HEAD_DIM * 2 / OUTPUT_PARTS;  // of a warp
+
+struct Tiles {
     u8 q[Q_SLOTS][ITEM_ROWS * HEAD_DIM];
-    u8 k[STAGES][TILE_BYTES];
-    u8 v[STAGES][TILE_BYTES];
-    u8 o[4 * WARPGROUPS][WARP_ROWS * HEAD_DIM * 2];  // of a warp
+    u8 k[K_STAGES][TILE_BYTES];
+    u8 v[V_STAGES][TILE_BYTES];
+    u8 o[4 * SHARERS][STAGING_BYTES];
+};
+
+struct Pipeline {
     float q_scale[Q_SLOTS][ITEM_ROWS / BLOCK];
-    float k_scale[STAGES][GROUPS];
-    float v_fold[STAGES][GROUPS];
+    float k_scale[K_STAGES][GROUPS];
+    float v_fold[K_STAGES][GROUPS];
     Work work[Q_SLOTS];
     u64 q_full[Q_SLOTS], q_empty[Q_SLOTS];
-    u64 full[STAGES], empty[STAGES];
+    u64 k_full[K_STAGES], k_empty[K_STAGES];
+    u64 v_full[V_STAGES], v_empty[V_STAGES];  // not used by a single pipeline
+};
+
+struct SharedMemory {
+    Tiles tiles[PIPELINES];
+    Pipeline pipelines[PIPELINES];
 };
 static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
 
@@ -113,102 +132,121 @@ static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
 __device__ inline Range balanced_rows(const WorkItem& item) {
     const int items = (item.len + ITEM_ROWS - 1) / ITEM_ROWS;
     if (items == 1) return {0, item.len};
-    const int missing = items * int(WARPGROUPS) - (item.len + GROUP_ROWS - 1) / GROUP_ROWS;
+    const int missing = items * int(SHARERS) - (item.len + GROUP_ROWS - 1) / GROUP_ROWS;
     const int nth_short = item.first / ITEM_ROWS - (items - missing);
     const int begin = item.first - GROUP_ROWS * max(0, nth_short);
     return {begin, min(begin + ITEM_ROWS - (nth_short >= 0 ? GROUP_ROWS : 0), item.len)};
 }
 
-// ---- the producer warp: walks the schedule and keeps the queries and the ring of stages filled
+// ---- the producer warp: walks the schedule and keeps the queries and the rings of stages filled
 
 struct Producer {
     const Parameters& p;
-    SharedMemory& shared;
+    Tiles& tiles;
+    Pipeline& pipeline;
+    u32 index;  // of the pipeline
     u32 lane;
     Ring<Q_SLOTS> queries;
-    Ring<STAGES> tiles;
+    Ring<K_STAGES> keys;
+    Ring<V_STAGES> values;
 
     __device__ void run() {
-        // Everything that the kernel reads from global memory, this warp reads.
+        // Everything that the kernel reads from global memory, producers read.
         wait_for_predecessor();
         const HeadSections order = {p.heads, p.heads_per_section};
         const u32 items = p.header->items[FORWARD];
         const bool dynamic = acquires_dynamically(p.header, order);
         const u32 positions = position_count(items, order);
         // A position is acquired while the one before it is loaded.
-        u32 next = dynamic ? acquire(positions) : alternating_position(0);
+        u32 next = dynamic ? acquire(positions) : assigned(0);
         for (u32 round = 1;; round++) {
             const u32 position = __shfl_sync(FULL_WARP, next, 0);
             if (position >= positions) break;
-            next = dynamic ? acquire(positions) : alternating_position(round);
+            next = dynamic ? acquire(positions) : assigned(round);
             const Assignment at = assignment_at(position, items, order);
             const WorkItem item = p.items[at.item];
             load({item, balanced_rows(item), at.head});
         }
-        barrier_wait(shared.q_empty[queries.stage()], queries.parity() ^ 1);
+        barrier_wait(pipeline.q_empty[queries.stage()], queries.parity() ^ 1);
         if (lane == 0) {
-            shared.work[queries.stage()].item.len = 0;
-            barrier_arrive(shared.q_full[queries.stage()]);
+            pipeline.work[queries.stage()].item.len = 0;
+            barrier_arrive(pipeline.q_full[queries.stage()]);
         }
-        barrier_arrive_after_word_copies(shared.q_full[queries.stage()]);
+        barrier_arrive_after_word_copies(pipeline.q_full[queries.stage()]);
     }
 
+    // Pipelines of the grid. Those of a CTA get work of different lengths.
+    static __device__ u32 pipelines() { return gridDim.x * PIPELINES; }
+    __device__ u32 assigned(u32 round) const {
+        return alternating_position(round, index * gridDim.x + blockIdx.x, pipelines());
+    }
     // For lane 0.
-    __device__ u32 acquire(u32 positions) const { return lane == 0 ? acquire_position(p.counter, positions) : 0; }
+    __device__ u32 acquire(u32 positions) const {
+        return lane == 0 ? acquire_position(p.counter, positions, pipelines()) : 0;
+    }
 
     __device__ void load(const Work& work) {
         const WorkItem& item = work.item;
         load_queries(work);
 
         // Keys that the item does not see stay where they are, but for the rest of their block.
-        const Range keys = keys_seen(work.rows, item.len, p.window);
-        const Range tiles = covering(keys, TILE);
+        const Range seen = keys_seen(work.rows, item.len, p.window);
+        const Range covered = covering(seen, TILE);
         const i64 start = i64(work.head / p.heads_per_kv_head) * p.slots + padded_start(item.start, item.document);
-        for (int tile = tiles.end - 1; tile >= tiles.begin; tile--) {
+        for (int tile = covered.end - 1; tile >= covered.begin; tile--) {
             const int first = tile * TILE;
-            load_keys(start + first, min(TILE, round_up(keys.end - first, BLOCK)));
+            load_tile(start + first, min(TILE, round_up(seen.end - first, BLOCK)));
         }
     }
 
     __device__ void load_queries(const Work& work) {
         const u32 slot = queries.stage();
-        u64& full = shared.q_full[slot];
+        u64& full = pipeline.q_full[slot];
         const u32 count = round_up(work.rows.end - work.rows.begin, BLOCK);
         const i64 first = i64(work.head) * p.slots + padded_start(work.item.start, work.item.document) + work.rows.begin;
-        barrier_wait(shared.q_empty[slot], queries.parity() ^ 1);
+        barrier_wait(pipeline.q_empty[slot], queries.parity() ^ 1);
         if (lane == 0) {
-            shared.work[slot] = work;
+            pipeline.work[slot] = work;
             barrier_arrive_expect(full, count * HEAD_DIM);
-            bulk_copy(shared.q[slot], p.q + first * HEAD_DIM, count * HEAD_DIM, full);
+            bulk_copy(tiles.q[slot], p.q + first * HEAD_DIM, count * HEAD_DIM, full);
         }
         if (lane < ITEM_ROWS / BLOCK)
-            word_copy(&shared.q_scale[slot][lane], p.q_scales + first / BLOCK + lane, lane < count / BLOCK);
+            word_copy(&pipeline.q_scale[slot][lane], p.q_scales + first / BLOCK + lane, lane < count / BLOCK);
         barrier_arrive_after_word_copies(full);
         queries.advance();
     }
 
     // `count` keys and values from row `first` of all heads' rows on.
-    __device__ void load_keys(i64 first, u32 count) {
-        const u32 stage = tiles.stage();
-        u64& full = shared.full[stage];
-        barrier_wait(shared.empty[stage], tiles.parity() ^ 1);
+    __device__ void load_tile(i64 first, u32 count) {
+        const u32 stage = keys.stage();
+        u64& full = pipeline.k_full[stage];
+        // The transposed blocks of a run of keys take as many bytes as its rows, at the same place.
+        const u32 bytes = count * HEAD_DIM;
+        barrier_wait(pipeline.k_empty[stage], keys.parity() ^ 1);
         if (lane == 0) {
-            // The transposed blocks of a run of keys take as many bytes as its rows, at the same place.
-            const u32 bytes = count * HEAD_DIM;
-            barrier_arrive_expect(full, 2 * bytes);
-            bulk_copy(shared.k[stage], p.k + first * HEAD_DIM, bytes, full);
-            bulk_copy(shared.v[stage], p.v + first * HEAD_DIM, bytes, full);
+            barrier_arrive_expect(full, PIPELINES == 1 ? 2 * bytes : bytes);
+            bulk_copy(tiles.k[stage], p.k + first * HEAD_DIM, bytes, full);
+            if (PIPELINES == 1) bulk_copy(tiles.v[stage], p.v + first * HEAD_DIM, bytes, full);
         }
         // Absent blocks get harmless scales: what is computed with them is masked.
         const u32 block = lane % GROUPS;
         if (lane < 2 * GROUPS) {
             const bool of_keys = lane < GROUPS;
-            float* to = of_keys ? shared.k_scale[stage] : shared.v_fold[stage];
+            float* to = of_keys ? pipeline.k_scale[stage] : pipeline.v_fold[stage];
             const float* from = of_keys ? p.k_scales : p.v_folds;
             word_copy(to + block, from + first / BLOCK + block, block < count / BLOCK);
         }
         barrier_arrive_after_word_copies(full);
-        tiles.advance();
+        keys.advance();
+        if (PIPELINES == 1) return;
+
+        u64& values_full = pipeline.v_full[values.stage()];
+        barrier_wait(pipeline.v_empty[values.stage()], values.parity() ^ 1);
+        if (lane == 0) {
+            barrier_arrive_expect(values_full, bytes);
+            bulk_copy(tiles.v[values.stage()], p.v + first * HEAD_DIM, bytes, values_full);
+        }
+        values.advance();
     }
 };
 
@@ -218,22 +256,29 @@ struct Producer {
 
 struct Consumer {
     const Parameters& p;
-    SharedMemory& shared;
-    u32 group;
+    Tiles& tiles;
+    Pipeline& pipeline;
+    u32 group;  // of the pipeline's
     Ring<Q_SLOTS> queries;
-    Ring<STAGES> tiles;
+    Ring<K_STAGES> keys;
+    Ring<V_STAGES> values;
 
     __device__ void run() {
         for (;;) {
             const u32 slot = queries.stage();
-            barrier_wait(shared.q_full[slot], queries.parity());
-            if (shared.work[slot].item.len == 0) break;
+            barrier_wait(pipeline.q_full[slot], queries.parity());
+            if (pipeline.work[slot].item.len == 0) break;
             compute(slot);
             queries.advance();
-            // Every warp, since each reads the work item until the end.
-            __syncwarp();
-            if (lane() == 0) barrier_arrive(shared.q_empty[slot]);
+            release(pipeline.q_empty[slot]);
         }
+    }
+
+    // Every warp gives a stage back by itself: no MMA waits for what the others read of scales and of the work
+    // item, nor for one that has yet to see a stage full of which the warpgroup sees nothing.
+    __device__ void release(u64& empty) const {
+        __syncwarp();
+        if (lane() == 0) barrier_arrive(empty);
     }
 
     __device__ u32 warp() const { return threadIdx.x / 32 % 4; }
@@ -249,7 +294,7 @@ struct Consumer {
 
     // The work item is read from shared memory where it is needed: registers are for fragments.
     __device__ void compute(u32 slot) {
-        const Work& work = shared.work[slot];
+        const Work& work = pipeline.work[slot];
         const WorkItem& item = work.item;
         const Range loaded = covering(keys_seen(work.rows, item.len, p.window), TILE);
         const Range seen = covering(keys_seen(group_rows(work.rows, group), item.len, p.window), TILE);
@@ -262,22 +307,24 @@ struct Consumer {
 
         for (int tile = loaded.end - 1; tile >= loaded.begin; tile--) {
             // Also where this warpgroup sees nothing of the tile: so none gets ahead of the ring.
-            barrier_wait(shared.full[tiles.stage()], tiles.parity());
+            const u32 stage = keys.stage(), value_stage = PIPELINES == 1 ? stage : values.stage();
+            barrier_wait(pipeline.k_full[stage], keys.parity());
             if (seen.contains(tile)) {
-                const u32 stage = tiles.stage();
                 float s[64];
                 start_scores(s, slot, stage);
-                const float q_scale = p.scale * shared.q_scale[slot][(group * GROUP_ROWS + WARP_ROWS * warp()) / BLOCK];
-                const TileScales scales(q_scale, shared.k_scale[stage], shared.v_fold[stage]);
+                const float q_scale = p.scale * pipeline.q_scale[slot][(group * GROUP_ROWS + WARP_ROWS * warp()) / BLOCK];
+                const TileScales scales(q_scale, pipeline.k_scale[stage], pipeline.v_fold[stage]);
                 wgmma_wait();
                 pin(s);
+                if (PIPELINES > 1) release(pipeline.k_empty[stage]);
                 u32 codes[GROUPS][4];
                 if (clear.contains(tile)) {
                     if (__any_sync(FULL_WARP, softmax.may_pass(s, scales, p.tau)))
                         softmax.raise_references(s, scales, p.tau, ALL_GROUPS, o);
 #pragma unroll
                     for (u32 g = 0; g < GROUPS; g++) softmax.probabilities(s, scales, p.c, g, codes[g]);
-                    add_values(o, codes, stage);
+                    if (PIPELINES > 1) barrier_wait(pipeline.v_full[value_stage], values.parity());
+                    add_values(o, codes, value_stage);
                 } else {
                     const VisibleGroups groups(first_row(work), item.len, tile, p.window);
                     replace_unseen(s, groups.partly & ~groups.wholly, thread_row(work, 0), item.len, tile, p.window, -INF);
@@ -287,22 +334,22 @@ struct Consumer {
                         codes[g][0] = codes[g][1] = codes[g][2] = codes[g][3] = 0;
                         if (groups.partly >> g & 1) softmax.probabilities(s, scales, p.c, g, codes[g]);
                     }
-                    add_values_masked(o, codes, stage, work, tile);
+                    if (PIPELINES > 1) barrier_wait(pipeline.v_full[value_stage], values.parity());
+                    add_values_masked(o, codes, value_stage, work, tile);
                 }
             }
-            // Every warp: no MMA waits for what the others read of the scales, nor for one that has yet to
-            // see the stage full, where the warpgroup sees nothing of the tile.
-            __syncwarp();
-            if (lane() == 0) barrier_arrive(shared.empty[tiles.stage()]);
-            tiles.advance();
+            // A pipeline of one warpgroup loads nothing that it does not see.
+            release(PIPELINES == 1 ? pipeline.k_empty[stage] : pipeline.v_empty[value_stage]);
+            keys.advance();
+            if (PIPELINES > 1) values.advance();
         }
         store(o, softmax, work);
     }
 
     // Has the tensor core compute S = Q K^T, of codes.
     __device__ void start_scores(float (&s)[64], u32 slot, u32 stage) const {
-        const u64 q = operand_descriptor(shared.q[slot] + group * GROUP_ROWS * HEAD_DIM, ROW_SWIZZLE);
-        const u64 k = operand_descriptor(shared.k[stage], ROW_SWIZZLE);
+        const u64 q = operand_descriptor(tiles.q[slot] + group * GROUP_ROWS * HEAD_DIM, ROW_SWIZZLE);
+        const u64 k = operand_descriptor(tiles.k[stage], ROW_SWIZZLE);
         pin(s);
         wgmma_fence();
 #pragma unroll
@@ -327,7 +374,7 @@ struct Consumer {
     }
 
     __device__ u64 v_block(u32 stage, u32 block) const {
-        return operand_descriptor(shared.v[stage] + block * V_BLOCK_BYTES, Swizzle::B32);
+        return operand_descriptor(tiles.v[stage] + block * V_BLOCK_BYTES, Swizzle::B32);
     }
 
     static __device__ void promote(float (&o)[WORDS], float (&t)[WORDS]) {
@@ -399,10 +446,14 @@ struct Consumer {
                     sum == 0 ? INF : (softmax.reference[half] - p.c + log2f(sum)) * LN_2;
         }
 
-        u8* staging = shared.o[group * 4 + warp()];
+        u8* staging = tiles.o[group * 4 + warp()];
         u16* to = p.o + i64(item.start + first_row(work)) * p.o_token_stride + i64(work.head) * p.o_head_stride;
-        store_rows(o, factor, {staging, staging + WARP_ROWS * HEAD_DIM}, to, p.o_token_stride,
-                   work.rows.end - first_row(work));
+        constexpr u32 COUNT = WORDS / OUTPUT_PARTS;
+        using Part = float[COUNT];
+#pragma unroll
+        for (u32 part = 0; part < OUTPUT_PARTS; part++)
+            store_rows(reinterpret_cast<const Part&>(o[part * COUNT]), factor, {staging, staging + STAGING_BYTES / 2},
+                       to + part * (HEAD_DIM / OUTPUT_PARTS), p.o_token_stride, work.rows.end - first_row(work));
     }
 };
 
@@ -412,14 +463,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
     // The same for a warp, which the compiler cannot know of threadIdx.x.
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
 
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < PIPELINES) {
+        Pipeline& pipeline = shared.pipelines[threadIdx.x];
         for (u32 i = 0; i < Q_SLOTS; i++) {
-            barrier_init(shared.q_full[i], LOAD_ARRIVALS);
-            barrier_init(shared.q_empty[i], 4 * WARPGROUPS);
+            barrier_init(pipeline.q_full[i], LOAD_ARRIVALS);
+            barrier_init(pipeline.q_empty[i], 4 * SHARERS);
         }
-        for (u32 i = 0; i < STAGES; i++) {
-            barrier_init(shared.full[i], LOAD_ARRIVALS);
-            barrier_init(shared.empty[i], 4 * WARPGROUPS);
+        for (u32 i = 0; i < K_STAGES; i++) {
+            barrier_init(pipeline.k_full[i], LOAD_ARRIVALS);
+            barrier_init(pipeline.k_empty[i], 4 * SHARERS);
+        }
+        for (u32 i = 0; i < V_STAGES; i++) {
+            barrier_init(pipeline.v_full[i], 1);
+            barrier_init(pipeline.v_empty[i], 4 * SHARERS);
         }
         barrier_init_fence();
     }
@@ -427,9 +483,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
 
     if (warp < 4) {
         registers_release<PRODUCER_REGISTERS>();
-        if (warp == 0) Producer{p, shared, threadIdx.x}.run();
+        if (warp < PIPELINES)
+            Producer{p, shared.tiles[warp], shared.pipelines[warp], warp, threadIdx.x % 32}.run();
     } else {
         registers_acquire<CONSUMER_REGISTERS>();
-        Consumer{p, shared, warp / 4 - 1}.run();
+        const u32 warpgroup = warp / 4 - 1, pipeline = PIPELINES == 1 ? 0 : warpgroup;
+        Consumer{p, shared.tiles[pipeline], shared.pipelines[pipeline], PIPELINES == 1 ? warpgroup : 0}.run();
     }
 }

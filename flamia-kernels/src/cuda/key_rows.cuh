@@ -17,49 +17,45 @@ constexpr u32 ALL_BLOCKS = (1 << BLOCKS) - 1;
 using Tile = float[QUERIES / 2];
 using TileCodes = u32[BLOCKS][4];
 
-// What a tile of queries brings along, in shared memory.
-struct QueryTable {
+// What a tile of queries brings along, in shared memory. Aligned for bulk copies.
+struct alignas(16) QueryTable {
     float lse2[QUERIES];
     float row_sums[QUERIES];  // D
     float q_scale[BLOCKS];
     float do_scale[BLOCKS];
+    float do_fold[BLOCKS];  // exponents of dO
+    int query;              // the first
+    u32 head;
+    u32 flags;
 };
-
-// Calls `visit(g, half, j)` for all entries of a thread.
-template <class Visit>
-__device__ inline void each_entry(Visit visit) {
-#pragma unroll
-    for (u32 g = 0; g < BLOCKS; g++)
-#pragma unroll
-        for (u32 j = 0; j < GROUP_COLUMNS; j++)
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) visit(g, half, j);
-}
 
 // The values of a table of rows for this thread's columns j and j + 1 of a query block.
 __device__ inline float2 column_pair(const float (&table)[QUERIES], u32 g, u32 j) {
     return *reinterpret_cast<const float2*>(&table[32 * g + 4 * j + 2 * (threadIdx.x % 4)]);
 }
 
-// S becomes P, the scores being the forward's to the bit. `scale` is the softmax scale times log2(e).
-__device__ inline void probabilities(Tile& s, const QueryTable& table, float scale, float k_scale) {
+// S becomes 2^exponents P, the scores being the forward's to the bit. `scale` is the softmax scale times
+// log2(e).
+__device__ inline void probabilities(Tile& s, const QueryTable& table, float scale, float k_scale,
+                                     const float (&exponents)[BLOCKS]) {
 #pragma unroll
     for (u32 g = 0; g < BLOCKS; g++) {
         const float multiplier = fmaxf(scale * table.q_scale[g] * k_scale, SMALLEST_NORMAL);
 #pragma unroll
         for (u32 j = 0; j < GROUP_COLUMNS; j += 2) {
             const float2 lse2 = column_pair(table.lse2, g, j);
+            const float addend[2] = {exponents[g] - lse2.x, exponents[g] - lse2.y};
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 float &a = entry(s, g, half, j), &b = entry(s, g, half, j + 1);
-                a = exp2_approximate(fmaf(a, multiplier, -lse2.x));
-                b = exp2_approximate(fmaf(b, multiplier, -lse2.y));
+                a = exp2_approximate(fmaf(a, multiplier, addend[0]));
+                b = exp2_approximate(fmaf(b, multiplier, addend[1]));
             }
         }
     }
 }
 
-// dP becomes dS = P (dP - D).
+// dP becomes dS = P (dP - D), or as many times that as `p` is of P.
 __device__ inline void score_gradients(Tile& dp, const Tile& p, const QueryTable& table, float v_scale) {
 #pragma unroll
     for (u32 g = 0; g < BLOCKS; g++) {
@@ -92,7 +88,7 @@ struct KeyMask {
             // Counted from this thread's first column.
             const int origin = query + 2 * int(threadIdx.x % 4);
             const int own = key + 8 * int(half), left = len - own;
-            const int begin = MASK == FULL ? 0 : own - origin;
+            const int begin = MASK == FULL ? (left > 0 ? 0 : QUERIES) : own - origin;
             const int end = own + (MASK == WINDOW ? min(left, window) : left) - origin;
 #pragma unroll
             for (u32 g = 0; g < BLOCKS; g++)
@@ -119,104 +115,92 @@ struct KeyMask {
     }
 };
 
-// What dV of a warp's keys is accumulated relative to: the largest exponent of dO that they met. P is at
-// most 1, so that P 2^(8 + exponent of dO - reference) stays in range.
+// What dV of a warp's keys is accumulated relative to, and with it P: the largest exponent of dO that they
+// met. P is at most 1, so that P 2^(8 + exponent of dO - reference) stays in range.
 struct ValueReference {
-    float scale = 0;  // 2^reference; 0 before any dO other than zero
+    static constexpr int SHIFT = 8;
+
+    float reference = MIN_EXPONENT;
 
     // Takes query blocks into account, given as bits, and what has been accumulated along. Blocks of
-    // zeros or with a NaN change nothing.
+    // zeros or with a NaN have the smallest exponent, and change nothing.
     template <u32 COUNT>
     __device__ void update(const QueryTable& table, u32 blocks, float (&dv)[COUNT]) {
-        float largest = scale;
+        float largest = reference;
 #pragma unroll
         for (u32 g = 0; g < BLOCKS; g++)
-            if (blocks >> g & 1) largest = fmaxf(largest, table.do_scale[g]);
-        if (largest > scale) {
-            const int descent = exponent_bits(scale) - exponent_bits(largest);
-            const float rescale = descent < -126 ? 0 : pow2(descent);
+            if (blocks >> g & 1) largest = fmaxf(largest, table.do_fold[g]);
+        if (largest > reference) {
+            const float rescale = exp2_approximate(reference - largest);
 #pragma unroll
             for (u32 i = 0; i < COUNT; i++) dv[i] *= rescale;
-            scale = largest;
+            reference = largest;
         }
     }
 
-    // P as codes, relative to the reference.
-    __device__ void codes(const Tile& p, const QueryTable& table, TileCodes& codes) const {
-        // 2^(8 - reference). Without a reference all scales of dO are zero, and this is finite.
-        const float down = __uint_as_float(((2u * 127 + 8) << 23) - __float_as_uint(scale));
+    // The powers of two on P of each query block. Under the smallest code they say nothing of dV any more,
+    // and have to leave dS in FP32's range.
+    __device__ void exponents(const QueryTable& table, float (&exponents)[BLOCKS]) const {
+#pragma unroll
+        for (u32 g = 0; g < BLOCKS; g++) exponents[g] = fmaxf(SHIFT + table.do_fold[g] - reference, -60);
+    }
+
+    // What the accumulated rows are multiplied with in the end.
+    __device__ float up() const { return exp2_approximate(reference - SHIFT); }
+};
+
+// The largest magnitudes of a thread's two rows in each query block.
+using BlockMaxima = float[BLOCKS][2];
+
+__device__ inline void block_maxima(const Tile& x, BlockMaxima& amax) {
+#pragma unroll
+    for (u32 g = 0; g < BLOCKS; g++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            amax[g][half] = 0;
+#pragma unroll
+            for (u32 j = 0; j < GROUP_COLUMNS; j++) amax[g][half] = fmaxf(amax[g][half], fabsf(entry(x, g, half, j)));
+        }
+}
+
+// What dK of a thread's two keys is accumulated relative to.
+struct KeyReferences {
+    RunningReference references[2];
+
+    // dS of a tile, times 2^exponents, becomes codes of dS times the scale of Q, relative to the references,
+    // which move first and take dK along.
+    template <u32 COUNT>
+    __device__ void codes(const Tile& ds, const BlockMaxima& maxima, const QueryTable& table,
+                          const float (&exponents)[BLOCKS], int hysteresis, float (&dk)[COUNT], TileCodes& codes) {
+        float scale[BLOCKS], amax[2] = {0, 0};
+#pragma unroll
+        for (u32 g = 0; g < BLOCKS; g++) {
+            scale[g] = table.q_scale[g] * exp2_approximate(-exponents[g]);
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) amax[half] = fmaxf(amax[half], maxima[g][half] * scale[g]);
+        }
+        float down[2], rescale[2];
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            rescale[half] = references[half].update(quad_max(amax[half]), hysteresis);
+            down[half] = references[half].down();
+        }
+        // A vote over rows gates code, never numbers.
+        if (__any_sync(FULL_WARP, rescale[0] != 1 || rescale[1] != 1)) {
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++) dk[i] *= rescale[i / 2 % 2];
+        }
         Tile scaled;
 #pragma unroll
         for (u32 g = 0; g < BLOCKS; g++) {
-            // A poisoned block's codes poison by themselves.
-            const float factor = fmaxf(table.do_scale[g] * down, 0);
 #pragma unroll
-            for (u32 half = 0; half < 2; half++)
+            for (u32 half = 0; half < 2; half++) {
+                // One multiplication for both. Finite, since 0 times infinity would be NaN.
+                const float factor = fminf(scale[g] * down[half], 0x1p127f);
 #pragma unroll
-                for (u32 j = 0; j < GROUP_COLUMNS; j++) entry(scaled, g, half, j) = entry(p, g, half, j) * factor;
+                for (u32 j = 0; j < GROUP_COLUMNS; j++) entry(scaled, g, half, j) = entry(ds, g, half, j) * factor;
+            }
             group_codes(scaled, g, codes[g]);
-        }
-    }
-
-    // What the accumulated rows are multiplied with in the end. Without a reference they are zero or NaN.
-    __device__ float up() const { return scale == 0 ? 1 : scale * 0x1p-8f; }
-
-    static __device__ int exponent_bits(float x) { return __float_as_uint(x) >> 23; }
-};
-
-// What dK of a thread's two keys is accumulated relative to: see RunningReference.
-struct KeyReferences {
-    RunningReference references[2];
-    float down[2] = {0, 0};  // theirs
-
-    // dS of a tile becomes codes of dS times the scale of Q, relative to the references, which move
-    // first and take dK along. `floor` is 448 / 2^hysteresis.
-    template <u32 COUNT>
-    __device__ void codes(Tile& ds, const QueryTable& table, int hysteresis, float floor, float (&dk)[COUNT],
-                          TileCodes& codes) {
-        float amax[2] = {0, 0};
-#pragma unroll
-        for (u32 g = 0; g < BLOCKS; g++) {
-            float in_block[2] = {0, 0};
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-#pragma unroll
-                for (u32 j = 0; j < GROUP_COLUMNS; j++) in_block[half] = fmaxf(in_block[half], fabsf(entry(ds, g, half, j)));
-                amax[half] = fmaxf(amax[half], in_block[half] * table.q_scale[g]);
-            }
-        }
-        bool stays = true;
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            amax[half] = quad_max(amax[half]);
-            const float scaled = amax[half] * down[half];
-            stays = stays && scaled <= 448 && scaled > floor;
-        }
-        // A vote over rows gates code, never numbers: an update that is not needed changes nothing.
-        if (!__all_sync(FULL_WARP, stays)) move(amax, hysteresis, dk);
-#pragma unroll
-        for (u32 g = 0; g < BLOCKS; g++) {
-            // One multiplication for both. Finite, since 0 times infinity would be NaN.
-            float factor[2];
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                factor[half] = fminf(table.q_scale[g] * down[half], 0x1p127f);
-#pragma unroll
-                for (u32 j = 0; j < GROUP_COLUMNS; j++) entry(ds, g, half, j) *= factor[half];
-            }
-            group_codes(ds, g, codes[g]);
-        }
-    }
-
-    template <u32 COUNT>
-    __device__ void move(const float (&amax)[2], int hysteresis, float (&dk)[COUNT]) {
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const float rescale = references[half].update(amax[half], hysteresis);
-            down[half] = references[half].down();
-#pragma unroll
-            for (u32 i = 0; i < COUNT; i++)
-                if (i / 2 % 2 == half) dk[i] *= rescale;
         }
     }
 

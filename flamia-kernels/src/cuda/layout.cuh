@@ -1,7 +1,8 @@
 // Where quantised operands lie in device memory. `layout.rs` beside this file is the same for the host.
 //
-// Every document starts at a multiple of 32 rows of the scratch, so that its blocks are whole there and
-// a kernel that reads or writes past its end stays off its neighbours. Rows of scratch are called slots.
+// Every document starts at a multiple of 32 rows of the scratch, and no block holds rows of two. Kernels
+// read and write whole blocks, and none but those that hold rows of the document: there may be no memory
+// behind them. Rows of scratch are called slots.
 #pragma once
 
 using u8 = unsigned char;

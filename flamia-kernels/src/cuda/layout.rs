@@ -1,17 +1,18 @@
 //! Where quantised operands lie in device memory. `layout.cuh` beside this file is the same for
 //! kernels.
 //!
-//! Every document starts at a multiple of 32 rows of the scratch, so that its blocks are whole there
-//! and a kernel that reads or writes past its end stays off its neighbours. Rows of scratch are called
-//! *slots*. Images and tables are head-major: all slots of the first head, then those of the next.
+//! Every document starts at a multiple of 32 rows of the scratch, and no block holds rows of two. A
+//! kernel reads and writes whole blocks, and none but those that hold rows of the document it works on:
+//! tiles that reach past a document's last block are copied up to there, and what would come after is
+//! masked. So nothing lies behind the last document, and what no document has is never written.
+//!
+//! Rows of scratch are called *slots*. Images and tables are head-major: all slots of the first head,
+//! then those of the next.
 
 use flamia_sched::{BLOCK, Documents};
 
 /// Codes of the unit that swizzles move.
 const CHUNK: usize = 16;
-
-/// Slots past the last document's end, so that a tile of rows may be loaded whole.
-const SLACK: usize = 128;
 
 /// A head dimension that there are kernels for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,7 +129,7 @@ impl PaddedLayout {
         let slots = documents
             .saturating_mul(BLOCK)
             .saturating_add(tokens)
-            .saturating_add(BLOCK + SLACK);
+            .saturating_add(BLOCK);
         if i32::try_from(slots).is_err() {
             return Err(LayoutError::TooManySlots {
                 tokens,
@@ -136,7 +137,7 @@ impl PaddedLayout {
                 slots,
             });
         }
-        let slots = tokens.next_multiple_of(BLOCK) + BLOCK * documents + SLACK;
+        let slots = tokens.next_multiple_of(BLOCK) + BLOCK * documents;
         let blocks = slots / BLOCK;
         if i32::try_from(heads.saturating_mul(blocks)).is_err() {
             return Err(LayoutError::TooManyBlocks { heads, blocks });
@@ -280,11 +281,11 @@ mod tests {
             error.contains("96") && error.contains("[64, 128]"),
             "{error}"
         );
-        let most = i32::MAX as usize - 64 - SLACK;
+        let most = i32::MAX as usize - 64;
         assert!(PaddedLayout::new(most, 1, 1, HeadDim::D64).is_ok());
         assert!(PaddedLayout::new(most + 1, 1, 1, HeadDim::D64).is_err());
         assert!(PaddedLayout::new(1, usize::MAX, 1, HeadDim::D64).is_err());
-        assert!(PaddedLayout::new(1, 1, 1 << 29, HeadDim::D64).is_err());
+        assert!(PaddedLayout::new(1, 1, 1 << 30, HeadDim::D64).is_err());
     }
 
     proptest! {
@@ -300,7 +301,7 @@ mod tests {
                 prop_assert!(start >= end && start.is_multiple_of(BLOCK));
                 end = start + rows.len().next_multiple_of(BLOCK);
             }
-            prop_assert!(end + SLACK <= layout.slots());
+            prop_assert!(end <= layout.slots());
         }
     }
 }

@@ -73,10 +73,31 @@ __device__ inline void barrier_arrive_after_word_copies(u64& barrier) {
 // lets in afterwards.
 __device__ inline void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Meets the other threads of a warpgroup. Each has a barrier of its own, 1 to 15; 0 is __syncthreads().
-template <u32 ID>
-__device__ inline void warpgroup_barrier() {
-    asm volatile("bar.sync %0, 128;" ::"n"(ID) : "memory");
+// ---- contiguous bytes of shared memory, added to what lies in global memory, element by element
+
+__device__ inline void bulk_add_f16(void* to, const void* from, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16 [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void bulk_add_f32(void* to, const void* from, u32 bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until what this thread has added was read from shared memory, or until it lies in global memory.
+__device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// ---- barriers of some warps of a CTA, `COUNT` threads; 0 is __syncthreads()
+
+template <u32 ID, u32 COUNT>
+__device__ inline void named_barrier() {
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
 }
 
 // ---- registers of a warpgroup; every one of its warps has to ask
@@ -107,10 +128,33 @@ __device__ inline u32 bf16x2(float a, float b) {
     return pair;
 }
 
+// Two FP16 values, the first in the lower half.
+__device__ inline u32 f16x2(float a, float b) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+
+__device__ inline void widen_f16x2(u32 pair, float& a, float& b) {
+    asm("{ .reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high; }"
+        : "=f"(a), "=f"(b)
+        : "r"(pair));
+}
+
 // Four 8 x 8 matrices of 16-bit elements from fragments to shared memory; lane i gives the address of row
 // i % 8 of matrix i / 8.
 __device__ inline void store_matrices(void* row, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+                 "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+// The same with columns of matrices as rows.
+__device__ inline void store_matrices_transposed(void* row, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                  "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
@@ -133,8 +177,11 @@ __device__ inline u64 operand_descriptor(const void* base, Swizzle swizzle) {
            static_cast<u64>(swizzle) << 62;
 }
 
-// The descriptor of what lies `bytes` further on.
-__device__ inline u64 advance(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
+// The descriptor of what lies `bytes` further on: the address is in the lower half, alone with a constant.
+__device__ inline u64 advance(u64 descriptor, u32 bytes) {
+    const u32 low = static_cast<u32>(descriptor) + (bytes >> 4);
+    return descriptor >> 32 << 32 | low;
+}
 
 // In front of the first wgmma after accumulators or A registers were written.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -217,6 +264,21 @@ __device__ inline void wgmma_shared(float (&d)[32], u64 a, u64 b, u32 accumulate
           "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
           "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// A and B from shared memory, B of 32 rows.
+__device__ inline void wgmma_shared(float (&d)[16], u64 a, u64 b, u32 accumulate) {
+    asm volatile(
+        "{ .reg .pred keep; setp.ne.b32 keep, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3\n"
+        "{%0, %1, %2, %3, %4, %5, %6, %7,\n"
+        " %8, %9, %10, %11, %12, %13, %14, %15},\n"
+        " %16, %17, keep, 1, 1; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
         : "l"(a), "l"(b), "r"(accumulate));
 }
 

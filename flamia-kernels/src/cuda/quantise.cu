@@ -9,11 +9,13 @@
 // TRANSPOSED_IMAGE (what is written), ROW_SUMS (D = rowsum(x_hat * o) as well, and beside it LSE in base
 // 2; not of rotated rows).
 
+#include "block_rows.cuh"
 #include "block_scale.cuh"
 #include "e4m3.cuh"
 #include "layout.cuh"
 #include "parameters.cuh"
 #include "ptx.cuh"
+#include "quads.cuh"
 
 using bf16 = unsigned short;
 
@@ -57,15 +59,13 @@ SAME_OFFSET(Parameters, documents);
 SAME_OFFSET(Parameters, heads);
 SAME_OFFSET(Parameters, slots);
 
-constexpr u32 ALL_LANES = 0xffffffff;
 // A warp takes 16 tokens, a chunk of the transposed image.
 constexpr int WARPS = BLOCK_TOKENS / CHUNK;
 constexpr int THREADS = 32 * WARPS;
 static_assert(THREADS == LAUNCH_THREADS, "not as in quantise.rs");
 
-// Tokens of a lane, bytes of a word.
-constexpr int TOKENS = 4;
-constexpr int QUADS = BLOCK_TOKENS / TOKENS;
+// Tokens of a lane.
+constexpr int TOKENS = QUAD_TOKENS;
 // Features of a 16-byte load, and lanes that hold a token.
 constexpr int VECTOR = 8;
 constexpr int COLUMNS = 8;
@@ -95,11 +95,6 @@ struct Place {
     __device__ __forceinline__ int loaded_dim() const { return VECTOR * column; }
 };
 
-// Token `i` of a quad: four neighbouring bytes of the transposed image.
-__device__ __forceinline__ int quad_token(int quad, int i) {
-    return quad / (CHUNK / TOKENS) * CHUNK + quad % (CHUNK / TOKENS) * 2 + pi_token(i);
-}
-
 // Eight rows of the transposed image, which is padded after them in shared memory: lanes eight rows apart
 // meet different banks.
 constexpr int DIM_GROUP = 8;
@@ -116,37 +111,6 @@ union Shared {
         return ((u32 *)(staged[group] + dim * BLOCK_TOKENS + chunk * CHUNK))[quad % (CHUNK / TOKENS)];
     }
 };
-
-// Rows of the packed tensor.
-struct Rows {
-    int first;
-    int count;
-};
-
-// The rows of the block at slot `slot`: none if it lies past its document's end.
-//
-// The document is the last one whose padded start is not past the slot. A warp looks at 32 candidates
-// at a time, so that the search takes one load up to 32 documents and two up to 1024.
-__device__ __forceinline__ Rows rows_of_block(const Parameters &p, int slot) {
-    const int lane = threadIdx.x % 32;
-    int document = 0;
-#pragma unroll 1
-    for (int candidates = p.documents; candidates > 1;) {
-        const int step = (candidates + 31) / 32;
-        const int probe = document + lane * step;
-        const bool is_document = lane * step < candidates;
-        const bool starts = is_document && padded_start(__ldg(p.cu_seqlens + probe), probe) <= slot;
-        // Lane 0 always says yes.
-        const int last = 31 - __clz(__ballot_sync(ALL_LANES, starts));
-        document += last * step;
-        candidates = min(step, candidates - last * step);
-    }
-    const int start = __ldg(p.cu_seqlens + document);
-    const int end = min(__ldg(p.cu_seqlens + document + 1), p.tokens);
-    const int first = start + slot - padded_start(start, document);
-    // Boundaries that no packed row has may put the block in front of the tensor: it has no rows then.
-    return {first, first < 0 ? 0 : min(end - first, BLOCK_TOKENS)};
-}
 
 // Calls `visit(i, s, address, inside)` for each 16 bytes of a lane's part of a block; `inside` says
 // whether the token is the document's.
@@ -341,16 +305,6 @@ __device__ __forceinline__ void store_transposed(u8 *block, const Shared &shared
     }
 }
 
-// Turns four words, whose bytes are tokens, into words of four features for each token.
-__device__ __forceinline__ void transpose_bytes(u32 (&words)[4]) {
-    const u32 a = __byte_perm(words[0], words[1], 0x5140), b = __byte_perm(words[2], words[3], 0x5140);
-    const u32 c = __byte_perm(words[0], words[1], 0x7362), d = __byte_perm(words[2], words[3], 0x7362);
-    words[0] = __byte_perm(a, b, 0x5410);
-    words[1] = __byte_perm(a, b, 0x7632);
-    words[2] = __byte_perm(c, d, 0x5410);
-    words[3] = __byte_perm(c, d, 0x7632);
-}
-
 // Writes the row image: a thread takes four tokens and an eighth of their features, so that the 32
 // lanes write whole sectors and read one word of every bank.
 __device__ __forceinline__ void store_rows(u8 *block, Shared &shared) {
@@ -437,7 +391,7 @@ __device__ __forceinline__ void store_lse2(float *block, const float *lse, Rows 
 __device__ __forceinline__ void quantise_block(const Parameters &p) {
     const int head = blockIdx.x % p.heads;
     const int block = blockIdx.x / p.heads;
-    const Rows rows = rows_of_block(p, block * BLOCK_TOKENS);
+    const Rows rows = rows_of_block(p.cu_seqlens, p.documents, p.tokens, block * BLOCK_TOKENS);
     if (rows.count <= 0) return;
 
     const Place place;

@@ -16,10 +16,12 @@ pub const SOURCE: Source = Source {
     name: "flamia-kernels/src/cuda/quantise.cu",
     text: include_str!("quantise.cu"),
     headers: &[
+        header!("block_rows.cuh"),
         header!("block_scale.cuh"),
         header!("e4m3.cuh"),
         header!("layout.cuh"),
         header!("ptx.cuh"),
+        header!("quads.cuh"),
         PARAMETERS_HEADER,
     ],
 };

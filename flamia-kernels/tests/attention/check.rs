@@ -1,32 +1,34 @@
 //! How results are held against the CPU's.
 
+use std::sync::Mutex;
+
 use super::Problem;
 
 /// Collects what goes wrong, so that one run on a GPU tells all of it.
 #[derive(Default)]
-pub struct Failures(Vec<String>);
+pub struct Failures(Mutex<Vec<String>>);
 
 impl Failures {
-    pub fn check<T>(&mut self, case: &str, result: Result<T, String>) -> Option<T> {
+    pub fn check<T>(&self, case: &str, result: Result<T, String>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
                 println!("FAILED {case}: {error}");
-                self.0.push(format!("{case}: {error}"));
+                self.0.lock().unwrap().push(format!("{case}: {error}"));
                 None
             }
         }
     }
 
-    pub fn assert(&mut self, case: &str, holds: bool, otherwise: impl FnOnce() -> String) {
+    pub fn assert(&self, case: &str, holds: bool, otherwise: impl FnOnce() -> String) {
         self.check(case, if holds { Ok(()) } else { Err(otherwise()) });
     }
 }
 
 impl Drop for Failures {
     fn drop(&mut self) {
-        let Self(failures) = self;
         if !std::thread::panicking() {
+            let failures = self.0.lock().unwrap();
             assert!(
                 failures.is_empty(),
                 "{}\n  {}",

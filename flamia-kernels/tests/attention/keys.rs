@@ -86,10 +86,14 @@ impl<'a> KeysDevice<'a> {
         }
     }
 
-    pub fn launch(&self, stream: Stream<'_>) -> Result<(), BackwardKeysError> {
+    pub fn config(&self) -> &BackwardKeysConfig {
+        self.kernel.config()
+    }
+
+    pub fn call(&self) -> BackwardKeysCall {
         let problem = &self.backward.problem;
         let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| self.operands[i].1);
-        let call = BackwardKeysCall {
+        BackwardKeysCall {
             q,
             k,
             v,
@@ -106,9 +110,12 @@ impl<'a> KeysDevice<'a> {
             counter: self.counter.pointer(),
             scale: 1.0 / (problem.shape.head_dim.get() as f64).sqrt(),
             hysteresis: 3,
-        };
+        }
+    }
+
+    pub fn launch(&self, stream: Stream<'_>) -> Result<(), BackwardKeysError> {
         // SAFETY: every buffer is this value's, made for the call, and read back before it goes.
-        unsafe { self.kernel.launch(stream, &call) }
+        unsafe { self.kernel.launch(stream, &self.call()) }
     }
 
     /// The launch as a graph.

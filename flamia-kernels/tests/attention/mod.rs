@@ -1,9 +1,11 @@
 //! One call of the forward kernel on a GPU: operands quantised on the host, outputs between canaries.
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
 
 pub mod check;
+pub mod fused;
 pub mod gradients;
 pub mod keys;
+pub mod queries;
 pub mod random;
 
 use flamia_cuda::{Buffer, Gpu, Graph, Stream};
@@ -56,7 +58,7 @@ pub struct Way {
 
 impl Way {
     pub const PLAIN: Self = Self {
-        item_rows: ItemRows::R128,
+        item_rows: ItemRows::R192,
         is_dynamic: false,
         heads_per_section: usize::MAX,
     };
@@ -347,7 +349,7 @@ impl Problem {
     }
 
     /// The CPU's options: of the `hopper` profile with its accumulator bit for bit, or exact.
-    fn options(&self, path: Path) -> Options {
+    pub fn options(&self, path: Path) -> Options {
         let mut options = Options::new(path, self.shape.mask);
         if path == Path::Mxfp8 {
             options.profile = Profile::Hopper;

@@ -1,7 +1,7 @@
 //! The scaling schemes of the paper's table 5.
 
 use flamia_format::{Element, ExponentRule, Ue8m0, round_columns, round_group};
-use flamia_kernels::{Ablation, Mask, Options, Path};
+use flamia_kernels::{Ablation, Mask, Options, Path, Profile};
 
 use crate::attention::attend;
 use crate::dense;
@@ -72,6 +72,10 @@ pub fn schemes(mask: Mask) -> Vec<Scheme> {
         ablate: Some(ablation),
         ..options(path)
     };
+    let hopper = Options {
+        profile: Profile::Hopper,
+        ..options(Path::Mxfp8)
+    };
     let no_folds = Options {
         v_fold: false,
         k_fold: false,
@@ -83,6 +87,7 @@ pub fn schemes(mask: Mask) -> Vec<Scheme> {
     vec![
         Scheme::flamia("reference", options(Path::Reference)),
         Scheme::flamia("mxfp8", options(Path::Mxfp8)),
+        Scheme::flamia("mxfp8-hopper", hopper),
         Scheme::flamia("nvfp4", options(Path::Nvfp4)),
         Scheme::flamia("fp4", options(Path::Fp4)),
         Scheme::flamia("mxfp8-exact", options(Path::Mxfp8).exact()),

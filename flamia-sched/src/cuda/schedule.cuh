@@ -86,15 +86,16 @@ __device__ inline bool acquires_dynamically(const ScheduleHeader* header, HeadSe
     return header->dynamic != 0 || order.per_section < order.heads;
 }
 
-// Static assignment to a persistent grid: every other run of positions backwards.
-__device__ inline u32 alternating_position(u32 round) {
-    const u32 place = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-    return round * gridDim.x + place;
+// Static assignment to a persistent grid: every other run of positions backwards. To its CTAs, or to `workers`
+// of which this is one.
+__device__ inline u32 alternating_position(u32 round, u32 worker = blockIdx.x, u32 workers = gridDim.x) {
+    const u32 place = round % 2 == 0 ? worker : workers - 1 - worker;
+    return round * workers + place;
 }
 
-// Dynamic acquisition, by one thread of a CTA: the next free position, or one past the last when
-// there is none. Every CTA of the grid must ask until it is told so, once: then the counter has
-// wrapped to zero, ready for the next launch without a reset.
-__device__ inline u32 acquire_position(u32* counter, u32 positions) {
-    return atomicInc(counter, positions + gridDim.x - 1);
+// Dynamic acquisition, by one thread of a CTA, or of one of several workers: the next free position, or one
+// past the last when there is none. Every worker of the grid must ask until it is told so, once: then the
+// counter has wrapped to zero, ready for the next launch without a reset.
+__device__ inline u32 acquire_position(u32* counter, u32 positions, u32 workers = gridDim.x) {
+    return atomicInc(counter, positions + workers - 1);
 }

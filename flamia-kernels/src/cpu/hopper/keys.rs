@@ -1,4 +1,5 @@
-//! Kernel A of the `hopper` backward pass: dK and dV of one key/value head.
+//! Kernel A of the `hopper` backward pass: dK and dV of one key/value head; in the one-kernel form, dQ of
+//! its query heads as well.
 
 use std::ops::Range;
 
@@ -6,6 +7,7 @@ use flamia_format::exponent::pow2;
 use flamia_sched::{Mask, TILE};
 
 use super::accumulator::HopperMma;
+use super::fused::QuerySums;
 use super::recompute::recompute;
 use super::reference::Reference;
 use super::{Hopper, KeysValues, QueryOperands};
@@ -15,11 +17,11 @@ use crate::cpu::low_bit::{count_nonzero, round_codes};
 use crate::cpu::operands::Rows;
 use crate::cpu::real::Real;
 use crate::cpu::simd::Task;
-use crate::options::MmaAccumulator;
+use crate::options::{BackwardForm, MmaAccumulator};
 use crate::stats::StatsSnapshot;
 
 /// Queries per step; running references move once per step.
-const QUERIES: usize = 64;
+pub(super) const QUERIES: usize = 64;
 
 /// A key/value head of one document with the query heads that share it.
 pub(super) struct KeyHead<'a> {
@@ -36,6 +38,8 @@ pub(super) struct KeyHead<'a> {
 pub(super) struct KeyGradients {
     pub dk: Rows<f32>,
     pub dv: Rows<f32>,
+    /// In the one-kernel form, dQ of each query head as [`dk`](Self::dk) is, and what it counted.
+    pub dq: Option<(Vec<Rows<f32>>, StatsSnapshot)>,
     pub counts: StatsSnapshot,
 }
 
@@ -59,6 +63,8 @@ impl KeyHead<'_> {
         let mut counts = StatsSnapshot::default();
         let mut p = vec![0.0; QUERIES * TILE];
         let mut ds = vec![0.0; QUERIES * TILE];
+        let mut dq = (self.scheme.backward == BackwardForm::OneKernel)
+            .then(|| QuerySums::new(self.scheme, self.kv, self.heads));
 
         let tiles = dk
             .data
@@ -78,7 +84,10 @@ impl KeyHead<'_> {
                 dim,
                 references: [Reference::default(); TILE],
             };
-            for head in self.heads {
+            if let Some(dq) = &mut dq {
+                dq.start_tile();
+            }
+            for (number, head) in self.heads.iter().enumerate() {
                 for row in (0..len).step_by(QUERIES) {
                     let blocks = self.blocks(row, &keys, len);
                     for (block, (p, ds)) in blocks.iter().zip(
@@ -91,6 +100,9 @@ impl KeyHead<'_> {
                             recompute::<G>(p, ds, block, self.kv, head, self.scale);
                         }
                     }
+                    if let Some(dq) = &mut dq {
+                        dq.add::<G>(number, &ds, &blocks);
+                    }
                     counts.saturated += dv.add::<G>(&mut p, &blocks, head);
                     counts += dk.add::<G>(&mut ds, &blocks, head, self.scheme.hysteresis);
                 }
@@ -98,7 +110,12 @@ impl KeyHead<'_> {
             dk.finish();
             dv.finish();
         }
-        KeyGradients { dk, dv, counts }
+        KeyGradients {
+            dk,
+            dv,
+            dq: dq.map(QuerySums::finish),
+            counts,
+        }
     }
 
     #[inline(always)]
@@ -115,7 +132,7 @@ impl KeyHead<'_> {
 }
 
 /// The blocks of a step; `None` for one that sees none of the keys.
-type Blocks = [Option<Block>; QUERIES / PAD];
+pub(super) type Blocks = [Option<Block>; QUERIES / PAD];
 
 /// dV of a key tile in units of 2^(8 + reference).
 struct ValueAccumulator<'a> {

@@ -3,10 +3,12 @@
 //! Products multiply codes. A block scale that is constant along the contraction multiplies the
 //! result; one that varies along it is folded, as a power of two, into the operand that the kernel
 //! holds in FP32 (P or dS) before that is rounded, relative to a running reference of the
-//! accumulator row. The backward pass is the two-kernel form: dK with dV, then dQ.
+//! accumulator row. The backward pass is the two-kernel form, dK with dV, then dQ; or the one-kernel form,
+//! whose dK and dV are the same.
 
 mod accumulator;
 mod forward;
+mod fused;
 mod keys;
 mod queries;
 mod recompute;
@@ -21,7 +23,7 @@ use flamia_sched::Mask;
 use rayon::prelude::*;
 
 use self::forward::QueryTile;
-use self::keys::KeyHead;
+use self::keys::{KeyGradients, KeyHead};
 use self::queries::{QueryGradients, QueryHead};
 use super::backward::RowSums;
 use super::forward::TileOutput;
@@ -31,7 +33,7 @@ use super::operands::{Panels, Role, Rows, rotate};
 use super::scheme::Scheme;
 use super::simd::dispatch;
 use super::unit::{Backend, SavedHead, UnitGradients};
-use crate::options::{MmaAccumulator, Options};
+use crate::options::{BackwardForm, DqAccumulator, MmaAccumulator, Options};
 
 /// The smallest exponent of an operand. Folding V's exponents into P takes them out of the row sum
 /// again, as 2^-e; the floor keeps that sum finite. A block whose largest magnitude is under 2^-87
@@ -45,6 +47,8 @@ pub(crate) struct Hopper {
     pub tau: f32,
     pub hysteresis: i32,
     pub accumulator: MmaAccumulator,
+    pub backward: BackwardForm,
+    pub dq: DqAccumulator,
 }
 
 impl Hopper {
@@ -54,6 +58,8 @@ impl Hopper {
             tau: options.tau,
             hysteresis: options.hysteresis,
             accumulator: options.accumulator,
+            backward: options.backward,
+            dq: options.dq,
         }
     }
 }
@@ -206,16 +212,26 @@ impl Backend for Hopper {
                 QueryOperands { q, d_o, sums }
             })
             .collect();
+        let key_head = KeyHead {
+            scheme: self,
+            kv,
+            heads: &heads,
+            mask,
+            scale,
+        };
+        if self.backward == BackwardForm::OneKernel {
+            let KeyGradients {
+                dk,
+                dv,
+                dq,
+                mut counts,
+            } = dispatch(key_head);
+            let (dq, of_dq) = dq.expect("the one-kernel form gives dQ");
+            counts += of_dq;
+            return UnitGradients { dq, dk, dv, counts };
+        }
         let (keys, queries) = rayon::join(
-            || {
-                dispatch(KeyHead {
-                    scheme: self,
-                    kv,
-                    heads: &heads,
-                    mask,
-                    scale,
-                })
-            },
+            || dispatch(key_head),
             || -> Vec<QueryGradients> {
                 heads
                     .par_iter()

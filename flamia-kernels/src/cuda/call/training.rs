@@ -1,0 +1,283 @@
+//! The training call: a forward pass that saves codes, and the backward pass from them.
+
+use flamia_cuda::Stream;
+use flamia_sched::work::{HeadSections, Pass};
+
+use super::forward::{Codes, ForwardPlan, Operand};
+use super::{CallError, CallShape, Kernels, cached, sections};
+use crate::cuda::backward_keys::{
+    BackwardKeys, BackwardKeysCall, BackwardKeysConfig, BackwardWork,
+};
+use crate::cuda::backward_queries::{BackwardQueries, BackwardQueriesCall, BackwardQueriesConfig};
+use crate::cuda::layout::HeadDim;
+use crate::cuda::quantise::{Forms, ForwardOutput, QuantiseCall, Quantised};
+use crate::cuda::retile::{Image, Retiler, Retiling};
+use crate::cuda::tensor::{DeviceTensor, Scratch};
+use crate::options::Options;
+
+/// What a forward pass keeps of Q, K and V for the backward pass, beside their scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum SavedImages {
+    /// The images that the forward pass reads, a byte per element: half of what BF16 operands take. The
+    /// backward pass makes the others from them, in scratch.
+    #[default]
+    One,
+    /// Both, two bytes per element: the backward pass moves none, and the forward pass writes them from
+    /// what it has read anyway.
+    Both,
+}
+
+impl SavedImages {
+    /// Those of Q, K and V.
+    const fn forms(self) -> [Forms; 3] {
+        match self {
+            SavedImages::One => [Forms::Row, Forms::Row, Forms::Transposed],
+            SavedImages::Both => [Forms::Both; 3],
+        }
+    }
+}
+
+/// Training calls of one shape with the same options.
+pub struct TrainingPlan {
+    forward: ForwardPlan,
+    /// For the images of Q, K and V that were not saved.
+    retilers: Option<[Retiler; 3]>,
+    d_o: Operand,
+    keys: BackwardKeys,
+    queries: BackwardQueries,
+    key_sections: HeadSections,
+    query_sections: HeadSections,
+}
+
+/// Tensors of a backward pass, and the boundaries of its documents.
+#[derive(Clone, Copy, Debug)]
+pub struct BackwardTensors {
+    /// The forward pass's O, `[tokens, heads, head_dim]`.
+    pub o: DeviceTensor,
+    /// Address of its LSE, `f32` `[heads, tokens]`.
+    pub lse: u64,
+    /// `[tokens, heads, head_dim]`.
+    pub d_o: DeviceTensor,
+    /// `[tokens, heads, head_dim]`, written.
+    pub dq: DeviceTensor,
+    /// `[tokens, kv_heads, head_dim]`, written.
+    pub dk: DeviceTensor,
+    /// `[tokens, kv_heads, head_dim]`, written.
+    pub dv: DeviceTensor,
+    /// Address of the `documents + 1` boundaries, `i32`.
+    pub cu_seqlens: u64,
+}
+
+impl Kernels {
+    /// Everything that training calls of this shape need, compiled and laid out.
+    ///
+    /// # Errors
+    /// The options go with nothing, are for inference only, or only the reference computes them.
+    pub fn training_plan(
+        &self,
+        shape: CallShape,
+        options: &Options,
+        images: SavedImages,
+    ) -> Result<TrainingPlan, CallError> {
+        let forward = self.forward_plan(shape, options, images.forms())?;
+        options.validate_training(shape.head_dim)?;
+        let head_dim = HeadDim::try_from(shape.head_dim)?;
+        let (mask, rotated) = (options.mask, options.rotates(shape.head_dim));
+        let keys = BackwardKeysConfig {
+            head_dim,
+            mask,
+            rotated,
+        };
+        let queries = BackwardQueriesConfig {
+            head_dim,
+            mask,
+            rotated,
+        };
+        let retiler = |to| {
+            let retiling = Retiling { head_dim, to };
+            cached(&self.retilers, retiling, || {
+                Retiler::new(self.gpu(), retiling)
+            })
+        };
+        let l2_bytes = self.gpu().l2_bytes();
+        Ok(TrainingPlan {
+            retilers: match images {
+                SavedImages::One => Some([
+                    retiler(Image::Transposed)?,
+                    retiler(Image::Transposed)?,
+                    retiler(Image::Row)?,
+                ]),
+                SavedImages::Both => None,
+            },
+            d_o: self.operand(&shape, shape.heads, false, Forms::BothWithRowSums)?,
+            keys: cached(&self.backward_keys, keys, || {
+                BackwardKeys::new(self.gpu(), keys)
+            })?,
+            queries: cached(&self.backward_queries, queries, || {
+                BackwardQueries::new(self.gpu(), queries)
+            })?,
+            // Both images of Q and of dO; both of K, and one of V.
+            key_sections: sections::of_keys(&shape, 4, mask, l2_bytes),
+            query_sections: sections::of_queries(&shape, 3, mask, l2_bytes),
+            forward,
+        })
+    }
+}
+
+impl TrainingPlan {
+    /// The forward pass. Its scratch is what is saved: give it [`TrainingPlan::saved_bytes`] that live
+    /// until the backward pass has run.
+    pub const fn forward(&self) -> &ForwardPlan {
+        &self.forward
+    }
+
+    /// Bytes of codes and scales that a forward pass saves for the backward pass, beside O and LSE.
+    pub const fn saved_bytes(&self) -> usize {
+        self.forward.scratch_bytes()
+    }
+
+    /// Bytes of scratch that a backward pass takes: dO quantised, and the images that were not saved.
+    pub fn scratch_bytes(&self) -> usize {
+        let images: usize = match self.retilers {
+            Some(_) => self
+                .operands()
+                .map(|x| x.layout.padded().image_bytes())
+                .iter()
+                .sum(),
+            None => 0,
+        };
+        self.d_o.layout.bytes() + images
+    }
+
+    fn operands(&self) -> [&Operand; 3] {
+        [&self.forward.q, &self.forward.k, &self.forward.v]
+    }
+
+    /// Computes dQ, dK and dV from what a forward pass of this plan saved. Waits for nothing, and can be
+    /// captured: the launches depend on the shape alone. The saved bytes are read alone, and serve any number
+    /// of backward passes.
+    ///
+    /// Boundaries that no packed row has leave the schedule without work, and the gradients as they were.
+    ///
+    /// # Errors
+    /// A tensor or the scratch does not fit, or the driver refuses a launch.
+    ///
+    /// # Safety
+    /// - The stream is one of the kernels' GPU, and this value is kept until the work has run (in a
+    ///   graph: until the last replay has).
+    /// - Until then everything behind the addresses is valid memory of that GPU, nothing else writes
+    ///   what is read or touches the gradients and the scratch, and calls that share the schedule run
+    ///   one after another.
+    /// - `saved` is as [`ForwardPlan::launch`] left it as its scratch, and `schedule` was built by
+    ///   [`Kernels::build_schedule`] with this plan's forward pass, both for the same boundaries.
+    pub unsafe fn backward(
+        &self,
+        stream: Stream<'_>,
+        tensors: &BackwardTensors,
+        schedule: u64,
+        saved: Scratch,
+        scratch: Scratch,
+    ) -> Result<(), CallError> {
+        scratch.check("the backward pass", self.scratch_bytes())?;
+        let (for_d_o, for_images) = scratch.split(self.d_o.layout.bytes());
+        let call = QuantiseCall {
+            input: tensors.d_o,
+            output: Some(ForwardOutput {
+                o: tensors.o,
+                lse: tensors.lse,
+            }),
+            cu_seqlens: tensors.cu_seqlens,
+            documents: self.forward.shape.documents,
+        };
+        // SAFETY: the caller vouches for the tensors, what was saved and the scratch, of which each has
+        // its own part.
+        unsafe {
+            let Codes { q, k, v } =
+                self.complete(stream, self.forward.codes(saved)?, for_images)?;
+            let d_o = self.d_o.quantiser.launch(stream, &call, for_d_o)?;
+            self.gradients(stream, tensors, [q, k, v, d_o], schedule)
+        }
+    }
+
+    /// Makes the images that were not saved.
+    ///
+    /// # Safety
+    /// As [`TrainingPlan::backward`].
+    unsafe fn complete(
+        &self,
+        stream: Stream<'_>,
+        mut codes: Codes,
+        scratch: Scratch,
+    ) -> Result<Codes, CallError> {
+        let Some(retilers) = &self.retilers else {
+            return Ok(codes);
+        };
+        let mut free = scratch;
+        let parts = [&mut codes.q, &mut codes.k, &mut codes.v];
+        for ((retiler, operand), part) in retilers.iter().zip(self.operands()).zip(parts) {
+            let padded = operand.layout.padded();
+            let (here, rest) = free.split(padded.image_bytes());
+            free = rest;
+            let (from, made) = match (part.row_image, part.transposed_image) {
+                (Some(row), None) => (row, &mut part.transposed_image),
+                (None, Some(transposed)) => (transposed, &mut part.row_image),
+                (Some(_), Some(_)) | (None, None) => continue,
+            };
+            // SAFETY: the caller vouches for both; the layout is the operand's.
+            unsafe { retiler.launch(stream, from, here.address, padded)? };
+            *made = Some(here.address);
+        }
+        Ok(codes)
+    }
+
+    /// # Safety
+    /// As [`TrainingPlan::backward`].
+    unsafe fn gradients(
+        &self,
+        stream: Stream<'_>,
+        tensors: &BackwardTensors,
+        [q, k, v, d_o]: [Quantised; 4],
+        schedule: u64,
+    ) -> Result<(), CallError> {
+        let ForwardPlan { shape, options, .. } = &self.forward;
+        let scale = options.softmax_scale(shape.head_dim);
+        let work = BackwardWork::of(&self.forward.schedule, schedule);
+        let counter = self.forward.counter(schedule, Pass::Backward);
+        let keys = BackwardKeysCall {
+            q,
+            k,
+            v,
+            d_o,
+            heads: shape.heads,
+            dk: tensors.dk,
+            dv: tensors.dv,
+            documents: shape.documents,
+            work,
+            sections: self.key_sections,
+            counter,
+            scale,
+            hysteresis: options.hysteresis,
+        };
+        let queries = BackwardQueriesCall {
+            q,
+            d_o,
+            k,
+            v,
+            kv_heads: shape.kv_heads,
+            dq: tensors.dq,
+            documents: shape.documents,
+            work,
+            sections: self.query_sections,
+            counter,
+            scale,
+            hysteresis: options.hysteresis,
+        };
+        // SAFETY: the caller vouches for the codes, the schedule and the outputs; both kernels take the
+        // backward pass's items, one after the other.
+        unsafe {
+            self.keys.launch(stream, &keys)?;
+            self.queries.launch(stream, &queries)?;
+        }
+        Ok(())
+    }
+}

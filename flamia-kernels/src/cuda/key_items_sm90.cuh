@@ -1,0 +1,354 @@
+// How the backward kernels whose CTAs take keys walk the schedule: a warp that loads, and warpgroups of
+// 64 keys that it loads for.
+//
+// A work item is 128 keys of a key/value head. Its tiles are those of 64 queries that see any of them,
+// over the query heads of the group, both ascending.
+//
+// Constants: HEAD_DIM (64 or 128), STAGES of the ring of tiles, MASK (tiles.cuh), and as 0 or 1 ROTATED,
+// whether Q and K were, so that gradients have to be rotated back.
+#pragma once
+
+#include "key_rows.cuh"
+#include "output_rows.cuh"
+#include "schedule.cuh"
+
+constexpr int ITEM_KEYS = 128;
+constexpr int GROUP_KEYS = 64;  // of a warpgroup
+constexpr int WARP_KEYS = 16;
+constexpr int BLOCK = BLOCK_TOKENS;
+constexpr u32 KEY_BLOCKS = ITEM_KEYS / BLOCK;
+constexpr u32 WARPGROUPS = ITEM_KEYS / GROUP_KEYS;
+constexpr u32 WARPS = 4 * WARPGROUPS;  // that compute
+constexpr u32 THREADS = 128 * (WARPGROUPS + 1);
+constexpr u32 PRODUCER_REGISTERS = 24;
+constexpr u32 CONSUMER_REGISTERS = 240;
+constexpr u32 TILE_BYTES = QUERIES * HEAD_DIM;
+constexpr u32 BLOCK_BYTES = BLOCK * HEAD_DIM;
+constexpr Swizzle ROW_SWIZZLE = swizzle_of_rows(HEAD_DIM);
+constexpr u32 WORDS = HEAD_DIM / 2;  // of a thread's gradient fragment
+
+static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
+
+// What a CTA does at a time: an item for one key/value head. The work is over when the document has no
+// rows.
+struct Work {
+    WorkItem item;
+    u32 kv_head;
+
+    __device__ Range keys() const { return {item.first, min(item.first + ITEM_KEYS, item.len)}; }
+    __device__ Range group_keys(u32 group) const {
+        const int begin = item.first + int(group) * GROUP_KEYS;
+        return {begin, min(begin + GROUP_KEYS, item.len)};
+    }
+};
+
+// What warpgroup `group` has to know of a tile, bits of QueryTable::flags.
+__device__ constexpr u32 seen_by(u32 group) { return 1u << 2 * group; }   // queries see some of its keys
+__device__ constexpr u32 clear_for(u32 group) { return 2u << 2 * group; }  // nothing has to be masked
+constexpr u32 LAST_TILE = 1u << 2 * WARPGROUPS;  // of the item
+
+// Rows are keys, queries come in tiles.
+__device__ inline u32 tile_flags(const Work& work, int query, int window) {
+    const int len = work.item.len;
+    u32 flags = 0;
+#pragma unroll
+    for (u32 group = 0; group < WARPGROUPS; group++) {
+        const Range own = work.group_keys(group);
+        const Range seeing = queries_that_see(own, len, window);
+        if (query < seeing.end && query + QUERIES > seeing.begin) flags |= seen_by(group);
+        // All keys and both query blocks are there, and all queries see all keys. Queries past the document's
+        // end in a block that is there do no harm: their LSE is infinite.
+        const bool whole = own.end - own.begin == GROUP_KEYS && query + BLOCK < len;
+        const bool after = MASK == FULL || query + 1 >= own.end;
+        const bool before = MASK != WINDOW || query + QUERIES - own.begin <= window;
+        if (whole && after && before) flags |= clear_for(group);
+    }
+    return flags;
+}
+
+// What a stage of the ring holds. Of Q and dO, both images.
+struct QueryTiles {
+    u8 q[STAGES][TILE_BYTES];
+    u8 d_o[STAGES][TILE_BYTES];
+    u8 q_transposed[STAGES][TILE_BYTES];
+    u8 d_o_transposed[STAGES][TILE_BYTES];
+};
+
+// ---- the producer warp: walks the schedule and keeps the keys and the ring of stages filled
+
+// `Shared` says with TRANSPOSED_KEYS whether it has room for K's transposed image, and with KEY_EXPONENTS
+// whether keys bring along what scales sums of dQ (dq_sums.cuh).
+template <class Parameters, class Shared>
+struct Producer {
+    const Parameters& p;
+    Shared& shared;
+    u32 lane;
+    Ring<Shared::KEY_SLOTS> keys;
+    Ring<STAGES> tiles;
+
+    __device__ void run() {
+        const HeadSections order = {p.kv_heads, p.kv_heads_per_section};
+        const u32 items = p.header->items[BACKWARD];
+        const bool dynamic = acquires_dynamically(p.header, order);
+        const u32 positions = position_count(items, order);
+        // A position is acquired while the one before it is loaded.
+        u32 next = dynamic ? acquire(positions) : alternating_position(0);
+        for (u32 round = 1;; round++) {
+            const u32 position = __shfl_sync(FULL_WARP, next, 0);
+            if (position >= positions) break;
+            next = dynamic ? acquire(positions) : alternating_position(round);
+            const Assignment at = assignment_at(position, items, order);
+            load({p.items[at.item], at.head});
+        }
+        barrier_wait(shared.keys_empty[keys.stage()], keys.parity() ^ 1);
+        if (lane == 0) {
+            shared.work[keys.stage()].item.len = 0;
+            barrier_arrive(shared.keys_full[keys.stage()]);
+        }
+        barrier_arrive_after_word_copies(shared.keys_full[keys.stage()]);
+    }
+
+    // For lane 0.
+    __device__ u32 acquire(u32 positions) const { return lane == 0 ? acquire_position(p.counter, positions) : 0; }
+
+    __device__ void load(const Work& work) {
+        load_keys(work);
+        const WorkItem& item = work.item;
+        // Queries that see no key of the item stay where they are, but for the rest of their block.
+        const Range seen = covering(queries_that_see(work.keys(), item.len, p.window), QUERIES);
+        const u32 first_head = work.kv_head * p.heads_per_kv_head;
+        const u32 last_head = first_head + p.heads_per_kv_head - 1;
+        for (u32 head = first_head; head <= last_head; head++)
+            for (int tile = seen.begin; tile < seen.end; tile++)
+                load_queries(work, head, tile * QUERIES, head == last_head && tile + 1 == seen.end);
+    }
+
+    __device__ void load_keys(const Work& work) {
+        const u32 slot = keys.stage();
+        u64& full = shared.keys_full[slot];
+        const u32 count = round_up(work.keys().end - work.keys().begin, BLOCK);
+        const i64 first = i64(work.kv_head) * p.slots + padded_start(work.item.start, work.item.document) + work.item.first;
+        barrier_wait(shared.keys_empty[slot], keys.parity() ^ 1);
+        if (lane == 0) {
+            const u32 bytes = count * HEAD_DIM;
+            shared.work[slot] = work;
+            barrier_arrive_expect(full, (Shared::TRANSPOSED_KEYS ? 3 : 2) * bytes);
+            bulk_copy(shared.k[slot], p.k + first * HEAD_DIM, bytes, full);
+            bulk_copy(shared.v[slot], p.v + first * HEAD_DIM, bytes, full);
+            if constexpr (Shared::TRANSPOSED_KEYS)
+                bulk_copy(shared.k_transposed[slot], p.k_transposed + first * HEAD_DIM, bytes, full);
+        }
+        const u32 block = lane % KEY_BLOCKS;
+        if (lane < 2 * KEY_BLOCKS) {
+            const bool of_k = lane < KEY_BLOCKS;
+            word_copy((of_k ? shared.k_scale[slot] : shared.v_scale[slot]) + block,
+                      (of_k ? p.k_scales : p.v_scales) + first / BLOCK + block, block < count / BLOCK);
+        }
+        if constexpr (Shared::KEY_EXPONENTS)
+            if (lane == 31)
+                word_copy(&shared.key_exponent[slot], p.key_exponents + i64(work.kv_head) * p.documents + work.item.document, true);
+        barrier_arrive_after_word_copies(full);
+        keys.advance();
+    }
+
+    __device__ void load_queries(const Work& work, u32 head, int query, bool is_last) {
+        const u32 stage = tiles.stage();
+        u64& full = shared.full[stage];
+        QueryTable& table = shared.queries[stage];
+        const i64 first = i64(head) * p.slots + padded_start(work.item.start, work.item.document) + query;
+        const u32 count = min(QUERIES, round_up(work.item.len - query, BLOCK));
+        barrier_wait(shared.empty[stage], tiles.parity() ^ 1);
+        if (lane == 0) {
+            table.query = query;
+            table.head = head;
+            table.flags = tile_flags(work, query, p.window) | (is_last ? LAST_TILE : 0);
+            // The transposed blocks of a run of rows take as many bytes as the rows, at the same place.
+            const u32 bytes = count * HEAD_DIM, table_bytes = count * sizeof(float);
+            barrier_arrive_expect(full, 4 * bytes + 2 * table_bytes);
+            bulk_copy(shared.tiles.q[stage], p.q + first * HEAD_DIM, bytes, full);
+            bulk_copy(table.lse2, p.lse2 + first, table_bytes, full);
+            bulk_copy(shared.tiles.d_o[stage], p.d_o + first * HEAD_DIM, bytes, full);
+            bulk_copy(table.row_sums, p.row_sums + first, table_bytes, full);
+            bulk_copy(shared.tiles.d_o_transposed[stage], p.d_o_transposed + first * HEAD_DIM, bytes, full);
+            bulk_copy(shared.tiles.q_transposed[stage], p.q_transposed + first * HEAD_DIM, bytes, full);
+        }
+        // Absent blocks get harmless scales: what is computed with them is masked.
+        const u32 block = lane % BLOCKS, kind = lane / BLOCKS;
+        if (kind < 3) {
+            float* to = kind == 0 ? table.q_scale : kind == 1 ? table.do_scale : table.do_fold;
+            const float* from = kind == 0 ? p.q_scales : kind == 1 ? p.d_o_scales : p.d_o_folds;
+            word_copy(to + block, from + first / BLOCK + block, block < count / BLOCK);
+        }
+        barrier_arrive_after_word_copies(full);
+        tiles.advance();
+    }
+};
+
+// ---- what consumers have in common: a warpgroup has 64 keys, 16 for each warp and two for each thread
+
+struct KeyGroup {
+    u32 group;
+
+    __device__ u32 warp() const { return threadIdx.x / 32 % 4; }
+    __device__ u32 lane() const { return threadIdx.x % 32; }
+    // The first key of the warp, from the item's.
+    __device__ u32 warp_key() const { return group * GROUP_KEYS + WARP_KEYS * warp(); }
+
+    __device__ KeyMask key_mask(const Work& work, int query, int window) const {
+        const int key = work.item.first + int(warp_key());
+        return {key + int(lane() / 4), key / BLOCK * BLOCK, query, work.item.len, window};
+    }
+
+    // The query blocks to multiply with where some keys are not seen: those that some of the warpgroup's keys
+    // are seen by. Not a poisoned one, whose scale is NaN: it would spread to all keys.
+    __device__ u32 steps(const float (&scales)[BLOCKS], const KeyMask& mask) const {
+        const int first = mask.block / GROUP_KEYS * GROUP_KEYS;
+        u32 steps = mask.blocks_that_see(first) | mask.blocks_that_see(first + BLOCK);
+#pragma unroll
+        for (u32 g = 0; g < BLOCKS; g++)
+            if (isnan(scales[g])) steps &= ~(1u << g);
+        return steps;
+    }
+
+    // Makes rows NaN that read a poisoned block which `steps` left out.
+    static __device__ void poison(float (&d)[WORDS], const float (&scales)[BLOCKS], const KeyMask& mask) {
+        const u32 blocks = mask.blocks_that_see(mask.block);
+#pragma unroll
+        for (u32 g = 0; g < BLOCKS; g++)
+            if (blocks >> g & isnan(scales[g]))
+#pragma unroll
+                for (u32 i = 0; i < WORDS; i++) d[i] = NOT_A_NUMBER;
+    }
+
+    // Has the tensor core multiply 64 rows with the rows of a tile, over the head dimension.
+    static __device__ void start_product(Tile& x, u64 a, u64 b) {
+        pin(x);
+        wgmma_fence();
+#pragma unroll
+        for (u32 step = 0; step < HEAD_DIM / 32; step++)
+            wgmma_shared(x, advance(a, 32 * step), advance(b, 32 * step), step > 0);
+        wgmma_commit();
+    }
+
+    // Has it add codes times the transposed blocks at `base`, or `zero` for those whose bit is not set:
+    // ptxas serialises products that are issued under a condition.
+    static __device__ void add_product(float (&d)[WORDS], TileCodes& codes, u64 base, u64 zero, u32 steps) {
+        pin(d);
+        pin(codes);
+        wgmma_fence();
+#pragma unroll
+        for (u32 g = 0; g < BLOCKS; g++)
+            wgmma_registers(d, codes[g], steps >> g & 1 ? advance(base, g * BLOCK_BYTES) : zero, 1);
+        wgmma_commit();
+    }
+
+    // The rows `rows` at the start of an array, and a whole number of tiles further on.
+    static __device__ u64 row_tile(const u8* rows, u32 tile) {
+        return advance(operand_descriptor(rows, ROW_SWIZZLE), tile * TILE_BYTES);
+    }
+    static __device__ u64 transposed_tile(const u8* blocks, u32 tile) {
+        return advance(operand_descriptor(blocks, Swizzle::B32), tile * TILE_BYTES);
+    }
+};
+
+// What a consumer of either kernel does with the keys of its item and a tile that has been loaded.
+template <class Parameters, class Shared>
+struct KeyConsumer : KeyGroup {
+    const Parameters& p;
+    Shared& shared;
+    Ring<Shared::KEY_SLOTS> keys;
+    Ring<STAGES> tiles;
+
+    __device__ KeyConsumer(const Parameters& p, Shared& shared, u32 group) : KeyGroup{group}, p(p), shared(shared) {}
+
+    // Calls `compute(slot)` for every item.
+    template <class Compute>
+    __device__ void each_item(Compute compute) {
+        for (;;) {
+            const u32 slot = keys.stage();
+            barrier_wait(shared.keys_full[slot], keys.parity());
+            if (shared.work[slot].item.len == 0) break;
+            compute(slot);
+            keys.advance();
+            // Every warp, since each reads the work item until the end, and stages its rows in the keys'
+            // place, which copies will be made to.
+            async_fence();
+            __syncwarp();
+            if (lane() == 0) barrier_arrive(shared.keys_empty[slot]);
+        }
+    }
+
+    __device__ void release(u32 stage) const {
+        __syncwarp();
+        if (lane() == 0) barrier_arrive(shared.empty[stage]);
+    }
+
+    __device__ KeyMask mask_of(const QueryTable& table, u32 slot) const {
+        return key_mask(shared.work[slot], table.query, p.window);
+    }
+
+    // Has the tensor core compute S = K Q^T, of codes.
+    __device__ void start_scores(Tile& s, u32 slot) const {
+        start_product(s, row_tile(shared.k[0], WARPGROUPS * slot + group), row_tile(shared.tiles.q[0], tiles.stage()));
+    }
+
+    // Has it compute dP = V dO^T.
+    __device__ void start_score_gradients(Tile& dp, u32 slot) const {
+        start_product(dp, row_tile(shared.v[0], WARPGROUPS * slot + group), row_tile(shared.tiles.d_o[0], tiles.stage()));
+    }
+
+    // From S of a tile to its probabilities, times the powers of two that dV's reference leaves them.
+    __device__ void start_tile(Tile& s, float (&dv)[WORDS], ValueReference& dv_reference, u32 slot) const {
+        pin(s);
+        const QueryTable& table = shared.queries[tiles.stage()];
+        const bool is_clear = table.flags & clear_for(group);
+        u32 blocks = ALL_BLOCKS;
+        if (!is_clear) {
+            const KeyMask mask = mask_of(table, slot);
+            blocks = mask.blocks_that_see(mask.block);
+        }
+        dv_reference.update(table, blocks, dv);
+        float exponents[BLOCKS];
+        dv_reference.exponents(table, exponents);
+        probabilities(s, table, p.scale, shared.k_scale[slot][warp_key() / BLOCK], exponents);
+        if (!is_clear) mask_of(table, slot).apply(s);
+    }
+
+    // The keys' rows of both gradients, of the document alone.
+    __device__ void store(float (&dk)[WORDS], const float (&dv)[WORDS], const KeyReferences& dk_reference,
+                          const ValueReference& dv_reference, u32 slot) const {
+        const Work& work = shared.work[slot];
+        const i64 row = work.item.start + work.item.first + int(warp_key());
+        const int rows = work.item.len - work.item.first - int(warp_key());
+        // What only this warp's part of the MMA reads of the keys, which are no longer needed.
+        const RowStaging staging = {shared.k[slot] + warp_key() * HEAD_DIM, shared.v[slot] + warp_key() * HEAD_DIM};
+        const float up = dv_reference.up(), both[2] = {up, up};
+        store_rows(dv, both, staging, p.dv + row * p.dv_token_stride + i64(work.kv_head) * p.dv_head_stride,
+                   p.dv_token_stride, rows);
+        if constexpr (ROTATED) rotate_rows(dk);
+        const float factor[2] = {dk_reference.up(0) * p.dk_scale, dk_reference.up(1) * p.dk_scale};
+        store_rows(dk, factor, staging, p.dk + row * p.dk_token_stride + i64(work.kv_head) * p.dk_head_stride,
+                   p.dk_token_stride, rows);
+    }
+};
+
+// Of a CTA, by one thread.
+template <class Shared>
+__device__ inline void init_key_barriers(Shared& shared) {
+    for (u32 i = 0; i < Shared::KEY_SLOTS; i++) {
+        barrier_init(shared.keys_full[i], LOAD_ARRIVALS);
+        barrier_init(shared.keys_empty[i], WARPS);
+    }
+    for (u32 i = 0; i < STAGES; i++) {
+        barrier_init(shared.full[i], LOAD_ARRIVALS);
+        barrier_init(shared.empty[i], WARPS);
+    }
+}
+
+// Of a CTA, by all threads: before the MMA reads it.
+__device__ inline void clear_block(u8 (&zeros)[BLOCK_BYTES]) {
+    if (threadIdx.x < BLOCK_BYTES / 16) {
+        reinterpret_cast<uint4*>(zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+        async_fence();
+    }
+}

@@ -1,0 +1,304 @@
+//! Whole training calls on a GPU, schedule and quantisers included, against the CPU's `hopper` profile.
+//! `cargo test --features cuda -- --ignored` on a machine that has a Hopper GPU, and NVRTC.
+
+mod attention;
+mod common;
+mod quantised;
+
+use attention::gradients::{Backward, Canaried};
+use attention::random::random_shape;
+use attention::{HEAD_DIMS, Problem, Shape};
+use common::cosine;
+use flamia_cuda::{Buffer, Gpu, GpuError, Graph, Stream};
+use flamia_kernels::cuda::call::{
+    BackwardTensors, CallError, CallShape, CallTensors, Kernels, SavedImages, TrainingPlan,
+};
+use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
+use flamia_kernels::{Mask, Options, Path, Profile};
+use flamia_sched::Documents;
+use half::bf16;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+const IMAGES: [SavedImages; 2] = [SavedImages::One, SavedImages::Both];
+
+fn options(mask: Mask) -> Options {
+    let mut options = Options::new(Path::Mxfp8, mask);
+    options.profile = Profile::Hopper;
+    options
+}
+
+fn bits(values: &[bf16]) -> Vec<u16> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+fn boundaries(documents: &Documents, entries: usize) -> Vec<i32> {
+    let mut cu_seqlens = documents.cu_seqlens().to_vec();
+    cu_seqlens.resize(entries, documents.total() as i32);
+    cu_seqlens
+}
+
+/// Everything of one call in device memory.
+struct Call {
+    plan: TrainingPlan,
+    /// Q, K, V and dO.
+    operands: [Buffer<u16>; 4],
+    o: Buffer<u16>,
+    lse: Buffer<f32>,
+    /// dQ, dK and dV.
+    gradients: [Canaried; 3],
+    cu_seqlens: Buffer<i32>,
+    schedule: Buffer<u8>,
+    saved: Buffer<u8>,
+    scratch: Buffer<u8>,
+}
+
+impl Call {
+    /// With room for `entries` boundaries, all of them past the documents' own the last one again.
+    fn new(kernels: &Kernels, backward: &Backward, entries: usize, images: SavedImages) -> Self {
+        let gpu = kernels.gpu();
+        let problem = &backward.problem;
+        let Shape {
+            heads,
+            kv_heads,
+            head_dim,
+            mask,
+            ..
+        } = problem.shape;
+        let documents = entries - 1;
+        let shape = CallShape {
+            documents,
+            ..CallShape::of(&problem.documents, heads, kv_heads, head_dim.get())
+        };
+        let plan = kernels
+            .training_plan(shape, &options(mask), images)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let data = [&problem.q, &problem.k, &problem.v, &backward.d_o];
+        let gradient = |name, heads| {
+            let size = [shape.tokens, heads, shape.head_dim];
+            Canaried::new(gpu, name, size)
+        };
+        let bytes = |count| Buffer::filled(gpu, count, 0xff).unwrap();
+        Self {
+            operands: data.map(|data| Buffer::from_slice(gpu, &bits(data)).unwrap()),
+            o: Buffer::filled(gpu, shape.tokens * heads * shape.head_dim, 0xff).unwrap(),
+            lse: Buffer::filled(gpu, shape.tokens * heads, 0xff).unwrap(),
+            gradients: [
+                gradient("dQ", heads),
+                gradient("dK", kv_heads),
+                gradient("dV", kv_heads),
+            ],
+            cu_seqlens: Buffer::from_slice(gpu, &boundaries(&problem.documents, entries)).unwrap(),
+            schedule: bytes(plan.forward().schedule_layout().bytes),
+            saved: bytes(plan.saved_bytes()),
+            scratch: bytes(plan.scratch_bytes()),
+            plan,
+        }
+    }
+
+    fn tensor(&self, name: &'static str, buffer: &Buffer<u16>, heads: usize) -> DeviceTensor {
+        let CallShape {
+            tokens, head_dim, ..
+        } = *self.plan.forward().shape();
+        DeviceTensor::packed(name, buffer.pointer(), [tokens, heads, head_dim])
+    }
+
+    /// Gives both passes to the stream.
+    fn give(&self, kernels: &Kernels, stream: Stream<'_>) -> Result<(), CallError> {
+        let CallShape {
+            heads, kv_heads, ..
+        } = *self.plan.forward().shape();
+        let [q, k, v, d_o] = &self.operands;
+        let [dq, dk, dv] = [0, 1, 2].map(|i| self.gradients[i].tensor);
+        let cu_seqlens = self.cu_seqlens.pointer();
+        let tensors = CallTensors {
+            q: self.tensor("q", q, heads),
+            k: self.tensor("k", k, kv_heads),
+            v: self.tensor("v", v, kv_heads),
+            o: self.tensor("o", &self.o, heads),
+            lse: self.lse.pointer(),
+            cu_seqlens,
+        };
+        let backward = BackwardTensors {
+            o: tensors.o,
+            lse: tensors.lse,
+            d_o: self.tensor("d_o", d_o, heads),
+            dq,
+            dk,
+            dv,
+            cu_seqlens,
+        };
+        let place = |buffer: &Buffer<u8>| Scratch {
+            address: buffer.pointer(),
+            bytes: buffer.len(),
+        };
+        let (saved, scratch) = (place(&self.saved), place(&self.scratch));
+        let schedule = self.schedule.pointer();
+        // SAFETY: all buffers are of the plan's sizes and outlive the download, which waits.
+        unsafe {
+            kernels.build_schedule(stream, self.plan.forward(), cu_seqlens, schedule)?;
+            self.plan
+                .forward()
+                .launch(stream, &tensors, schedule, saved)?;
+            self.plan
+                .backward(stream, &backward, schedule, saved, scratch)
+        }
+    }
+
+    /// dQ, dK and dV, if nothing around them was touched.
+    fn gradients(&self) -> [Vec<f64>; 3] {
+        [0, 1, 2].map(|i| {
+            self.gradients[i]
+                .values()
+                .unwrap_or_else(|error| panic!("{error}"))
+        })
+    }
+}
+
+/// Close to the CPU's `hopper` profile.
+fn check(found: &[Vec<f64>; 3], backward: &Backward) {
+    let wanted = backward.on_cpu(Path::Mxfp8);
+    for ((name, found), wanted) in ["dQ", "dK", "dV"]
+        .iter()
+        .zip(found)
+        .zip([wanted.dq, wanted.dk, wanted.dv])
+    {
+        let similarity = cosine(found, &wanted);
+        println!(
+            "{name}: 1 - {:.1e}, {:?}",
+            1.0 - similarity,
+            backward.problem.shape
+        );
+        assert!(
+            similarity > 0.9999,
+            "{name}: {similarity} {:?}",
+            backward.problem.shape
+        );
+    }
+}
+
+fn kernels() -> Kernels {
+    Kernels::new(Gpu::new(0).unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn same_bits(a: &[Vec<f64>; 3], b: &[Vec<f64>; 3]) -> bool {
+    let bits = |x: &[Vec<f64>; 3]| x.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    bits(a) == bits(b)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn random_packed_rows_match_the_cpu_whatever_is_saved() {
+    let kernels = kernels();
+    let mut rng = ChaCha8Rng::seed_from_u64(11);
+    let stream = kernels.gpu().context().new_stream().unwrap();
+    let mut checked = 0;
+    while checked < 24 {
+        let problem = Problem::gaussian(random_shape(&mut rng), &mut rng);
+        // Rows of a document's only key have gradients of rounding errors alone.
+        if problem.tokens() < 100 {
+            continue;
+        }
+        checked += 1;
+        let backward = Backward::gaussian(problem, &mut rng);
+        let entries = backward.problem.documents.len() + 1;
+        let [one, both] = IMAGES.map(|images| {
+            let call = Call::new(&kernels, &backward, entries, images);
+            call.give(&kernels, (&*stream).into()).unwrap();
+            call.gradients()
+        });
+        check(&one, &backward);
+        assert!(same_bits(&one, &both), "{:?}", backward.problem.shape);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_graph_serves_other_documents_of_the_same_length() {
+    let kernels = kernels();
+    let gpu = kernels.gpu();
+    let (total, entries) = (1500, 12);
+    let mut rng = ChaCha8Rng::seed_from_u64(12);
+    let stream = gpu.context().new_stream().unwrap();
+    for (images, head_dim) in IMAGES.into_iter().zip(HEAD_DIMS) {
+        let shape = |lengths| Shape {
+            lengths,
+            heads: 4,
+            kv_heads: 2,
+            head_dim,
+            mask: Mask::Causal,
+        };
+        let random = |lengths, rng: &mut ChaCha8Rng| {
+            Backward::gaussian(Problem::gaussian(shape(lengths), rng), rng)
+        };
+        let mut call = Call::new(&kernels, &random(vec![total], &mut rng), entries, images);
+        // SAFETY: the call's buffers and kernels outlive the replays.
+        let mut graph = unsafe {
+            Graph::capture(gpu, (&*stream).into(), |stream| {
+                call.give(&kernels, stream)
+                    .map_err(|error| panic!("{error}"))
+            })
+            .unwrap_or_else(|error: GpuError| panic!("{error}"))
+        };
+        for lengths in [vec![500; 3], vec![1, 0, 1100, 399], vec![150; 10]] {
+            let backward = random(lengths, &mut rng);
+            let problem = &backward.problem;
+            let data = [&problem.q, &problem.k, &problem.v, &backward.d_o];
+            for (buffer, data) in call.operands.iter_mut().zip(data) {
+                buffer.upload(&bits(data)).unwrap();
+            }
+            call.cu_seqlens
+                .upload(&boundaries(&problem.documents, entries))
+                .unwrap();
+            for gradient in &mut call.gradients {
+                gradient.forget();
+            }
+            graph.replay((&*stream).into()).unwrap();
+            let replayed = call.gradients();
+            check(&replayed, &backward);
+
+            let eager = Call::new(&kernels, &backward, problem.documents.len() + 1, images);
+            eager.give(&kernels, (&*stream).into()).unwrap();
+            assert!(same_bits(&replayed, &eager.gradients()));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_plan_tells_what_it_takes() {
+    let kernels = kernels();
+    let shape = CallShape {
+        tokens: 4096,
+        documents: 1,
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 128,
+    };
+    let plan = |images| {
+        kernels
+            .training_plan(shape, &options(Mask::Causal), images)
+            .unwrap_or_else(|error| panic!("{error}"))
+    };
+    let [one, both] = IMAGES.map(plan);
+    let bf16 = 2 * 4096 * 128 * (8 + 2 + 2);
+    println!(
+        "saved of Q, K and V: {} bytes with one image, {} with both, {bf16} in BF16; scratch of the \
+         backward pass: {} and {}",
+        one.saved_bytes(),
+        both.saved_bytes(),
+        one.scratch_bytes(),
+        both.scratch_bytes()
+    );
+    assert!(one.saved_bytes() < bf16 * 11 / 20);
+    assert!(both.saved_bytes() < bf16 * 11 / 10);
+    assert_eq!(
+        one.saved_bytes() + one.scratch_bytes(),
+        both.saved_bytes() + both.scratch_bytes()
+    );
+
+    let mut inference = options(Mask::Causal);
+    inference.exponential = flamia_kernels::Exponential::Schraudolph;
+    let refused = kernels.training_plan(shape, &inference, SavedImages::One);
+    assert!(refused.is_err());
+}
