@@ -390,7 +390,7 @@ fn wrong_types_are_refused_with_the_expected_type_and_the_value() {
     );
     assert_eq!(
         error(load(&[], &[("FLAMIA_ATTENTION", "mxfp4")])),
-        "environment FLAMIA_ATTENTION: attention must be one of reference, mxfp8, nvfp4, fp4, sdpa, \
+        "environment FLAMIA_ATTENTION: attention must be one of reference, mxfp8, nvfp4, fp4, sdpa, flash, \
          found \"mxfp4\"",
     );
     assert!(error(load(&["--device", "cuda:-1"], &[])).contains("cuda:-1"));
