@@ -80,9 +80,10 @@ pub enum AttentionError {
 /// gradients are off (`tch::no_grad`).
 ///
 /// Tensors on a GPU are computed by its kernels, in BF16 and with `Profile::Auto` as the GPU
-/// multiplies: `mxfp8` on Hopper, head dimension 64 or 128, forward; the backward pass still is the
-/// host's. What there is no kernel for is refused, unless `Backend::Host` asks for the reference
-/// backend on the host, with copies: correct, and slow. The path `reference` is always the host's.
+/// multiplies: `mxfp8` on Hopper, head dimension 64 or 128. Saved for the backward pass are the 8-bit codes
+/// of `q`, `k` and `v`, O and its log-sum-exp; `stats` stay as they are. What there is no kernel for is
+/// refused, unless `Backend::Host` asks for the reference backend on the host, with copies: correct, and
+/// slow. The path `reference` is always the host's.
 ///
 /// # Errors
 /// See [`AttentionError`]; nothing is computed then. A second derivative (`create_graph`) is
@@ -160,7 +161,10 @@ fn attention_on_gpu(
     let [q, k, v] = inputs;
     let (q, k, v) = (narrow(q)?, narrow(k)?, narrow(v)?);
     let call = Call::new(documents, options, stats);
-    let o = only(apply(GpuAttention(call), &[Some(&q), Some(&k), Some(&v)]))?;
+    let o = only(apply(
+        GpuAttention::new(call),
+        &[Some(&q), Some(&k), Some(&v)],
+    ))?;
     Ok(o.f_to_kind(kind).map_err(FunctionError::from)?)
 }
 
@@ -204,7 +208,7 @@ impl Call {
 }
 
 /// An element type that tch and the kernels both know.
-pub(crate) trait Scalar: Element {
+trait Scalar: Element {
     /// The elements of a flat tensor on the host.
     fn read(tensor: &Tensor) -> Result<Vec<Self>, TchError>;
     /// A flat tensor on the host.
@@ -334,47 +338,41 @@ impl<E: Scalar> Function for Attention<E> {
         ctx: &BackwardContext,
         grads: &[Option<Tensor>],
     ) -> Result<Vec<Option<Tensor>>, FunctionError> {
-        backward_on_host::<E>(ctx, grads, &self.lse, &self.call, &self.call.options)
+        refuse_second_derivative(ctx)?;
+        let Some(d_o) = &grads[0] else {
+            return Ok(vec![None, None, None]);
+        };
+        let [q, k, v, o] = [0, 1, 2, 3].map(|i| &ctx.saved()[i]);
+        let d_o = d_o.f_to_kind(q.kind())?;
+        let read = Host::<E>::read;
+        let (host_q, host_k, host_v) = (read(q)?, read(k)?, read(v)?);
+        let (host_o, host_d_o) = (read(o)?, read(&d_o)?);
+        let gradients = cpu::backward(
+            &host_q.view("q")?,
+            &host_k.view("k")?,
+            &host_v.view("v")?,
+            &host_o.view("o")?,
+            &self.lse,
+            &host_d_o.view("d_o")?,
+            &self.call.documents,
+            &self.call.options,
+            self.call.stats.as_deref(),
+        )
+        .map_err(FunctionError::custom)?;
+        Ok(vec![
+            Some(write(&gradients.dq, q)?),
+            Some(write(&gradients.dk, k)?),
+            Some(write(&gradients.dv, v)?),
+        ])
     }
 }
 
-/// The backward pass of the reference backend, with the options that the forward pass had. Saved are
-/// q, k, v and o; results lie where q does.
-pub(crate) fn backward_on_host<E: Scalar>(
-    ctx: &BackwardContext,
-    grads: &[Option<Tensor>],
-    lse: &[E::Real],
-    call: &Call,
-    options: &Options,
-) -> Result<Vec<Option<Tensor>>, FunctionError> {
+/// What backward passes of attention begin with.
+pub(crate) fn refuse_second_derivative(ctx: &BackwardContext) -> Result<(), FunctionError> {
     if ctx.grad_enabled() {
         return Err(FunctionError::custom(
             "attention has no second derivative: call backward without create_graph",
         ));
     }
-    let Some(d_o) = &grads[0] else {
-        return Ok(vec![None, None, None]);
-    };
-    let [q, k, v, o] = [0, 1, 2, 3].map(|i| &ctx.saved()[i]);
-    let d_o = d_o.f_to_kind(q.kind())?;
-    let read = Host::<E>::read;
-    let (host_q, host_k, host_v) = (read(q)?, read(k)?, read(v)?);
-    let (host_o, host_d_o) = (read(o)?, read(&d_o)?);
-    let gradients = cpu::backward(
-        &host_q.view("q")?,
-        &host_k.view("k")?,
-        &host_v.view("v")?,
-        &host_o.view("o")?,
-        lse,
-        &host_d_o.view("d_o")?,
-        &call.documents,
-        options,
-        call.stats.as_deref(),
-    )
-    .map_err(FunctionError::custom)?;
-    Ok(vec![
-        Some(write(&gradients.dq, q)?),
-        Some(write(&gradients.dk, k)?),
-        Some(write(&gradients.dv, v)?),
-    ])
+    Ok(())
 }

@@ -5,14 +5,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flamia_cuda::{Gpu, GpuError, Stream};
-use flamia_kernels::cuda::call::{CallError, CallShape, CallTensors, ForwardPlan, Kernels};
+use flamia_kernels::cuda::call::{
+    BackwardTensors, CallError, CallShape, CallTensors, ForwardPlan, Kernels, SavedImages,
+    TrainingPlan,
+};
 use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
 use flamia_kernels::{Options, Profile};
 use flamia_sched::Documents;
-use half::bf16;
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::attention::{Call, backward_on_host};
+use crate::attention::{Call, refuse_second_derivative};
 use crate::cuda::{CurrentStreamError, current_stream};
 use crate::error::FunctionError;
 use crate::function::{BackwardContext, ForwardContext, Function};
@@ -104,8 +106,12 @@ pub fn attention_forward(
         },
         &native(options),
     )?;
-    let schedule = gpu.build_schedule(&plan, cu_seqlens)?;
-    gpu.launch(&plan, [q, k, v], cu_seqlens, &schedule)
+    let scheduled = Scheduled {
+        boundaries: cu_seqlens.shallow_clone(),
+        schedule: gpu.build_schedule(&plan, cu_seqlens)?,
+    };
+    let scratch = gpu.bytes(plan.scratch_bytes())?;
+    gpu.forward(&plan, [q, k, v], &scheduled, &scratch)
 }
 
 /// Says whether a GPU computes calls with these options, and compiles kernels for them: what takes
@@ -127,60 +133,77 @@ pub fn prepare_gpu(
         kv_heads,
         head_dim,
     };
-    Place::of(device)?.kernels.plan(shape, &native(options))?;
+    let (kernels, options) = (Place::of(device)?.kernels, native(options));
+    if options.validate_training(head_dim).is_ok() {
+        kernels.training_plan(shape, &options, SavedImages::default())?;
+    } else {
+        kernels.plan(shape, &options)?;
+    }
     Ok(())
 }
 
-/// [`attention_forward`] for documents that the host has. Their schedule is kept for the next call with the same
-/// documents and options on the same stream, so that the layers of a model share it.
-fn attention_forward_of(
-    documents: &Documents,
-    [q, k, v]: [&Tensor; 3],
-    options: &Options,
-) -> Result<(Tensor, Tensor), GpuCallError> {
-    /// What was scheduled last, and for whom.
-    struct Last {
-        documents: Documents,
-        options: Options,
-        shape: CallShape,
-        boundaries: Tensor,
-        schedule: Tensor,
-    }
-    /// By stream. Never dropped: at the end of the process torch's allocator is gone first.
-    static LAST: OnceLock<Mutex<HashMap<usize, Last>>> = OnceLock::new();
+/// Boundaries on the GPU, and the schedule that was built from them.
+struct Scheduled {
+    boundaries: Tensor,
+    schedule: Tensor,
+}
 
-    let device = q.device();
-    let gpu = Place::of(device)?;
-    let options = native(options);
-    let shape = CallShape {
-        documents: documents.len(),
-        ..shape(q, k)
-    };
-    let plan = gpu.kernels.plan(shape, &options)?;
-    let mut last = LAST
-        .get_or_init(Mutex::default)
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    let stream = gpu.stream.as_raw() as usize;
-    let known = last.get(&stream).is_some_and(|last| {
-        last.boundaries.device() == device
-            && last.shape == shape
-            && last.options == options
+impl Scheduled {
+    /// The same tensors.
+    fn shallow_clone(&self) -> Self {
+        Self {
+            boundaries: self.boundaries.shallow_clone(),
+            schedule: self.schedule.shallow_clone(),
+        }
+    }
+
+    /// For documents that the host has. Kept for the next call with the same documents and options on
+    /// the same stream, so that the layers of a model share it.
+    fn of(
+        gpu: &Place,
+        plan: &ForwardPlan,
+        documents: &Documents,
+        options: &Options,
+    ) -> Result<Self, GpuCallError> {
+        /// What was scheduled last, and for whom.
+        struct Last {
+            documents: Documents,
+            options: Options,
+            shape: CallShape,
+            device: Device,
+            scheduled: Scheduled,
+        }
+        /// By stream. Never dropped: at the end of the process torch's allocator is gone first.
+        static LAST: OnceLock<Mutex<HashMap<usize, Last>>> = OnceLock::new();
+
+        let mut last = LAST
+            .get_or_init(Mutex::default)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let stream = gpu.stream.as_raw() as usize;
+        if let Some(last) = last.get(&stream)
+            && last.device == gpu.device
+            && last.shape == *plan.shape()
+            && last.options == *options
             && last.documents == *documents
-    });
-    if !known {
-        let boundaries = Tensor::f_from_slice(documents.cu_seqlens())?.f_to_device(device)?;
-        let scheduled = Last {
-            schedule: gpu.build_schedule(&plan, &boundaries)?,
-            documents: documents.clone(),
-            options,
-            shape,
+        {
+            return Ok(last.scheduled.shallow_clone());
+        }
+        let boundaries = Tensor::f_from_slice(documents.cu_seqlens())?.f_to_device(gpu.device)?;
+        let scheduled = Self {
+            schedule: gpu.build_schedule(plan, &boundaries)?,
             boundaries,
         };
-        last.insert(stream, scheduled);
+        let now = Last {
+            documents: documents.clone(),
+            options: *options,
+            shape: *plan.shape(),
+            device: gpu.device,
+            scheduled: scheduled.shallow_clone(),
+        };
+        last.insert(stream, now);
+        Ok(scheduled)
     }
-    let last = &last[&stream];
-    gpu.launch(&plan, [q, k, v], &last.boundaries, &last.schedule)
 }
 
 /// On a GPU the profile of its own arithmetic is meant where none is named.
@@ -192,12 +215,26 @@ fn native(options: &Options) -> Options {
     options
 }
 
-/// Attention of BF16 tensors on a GPU: forward there, backward on the host, until its kernel exists.
-pub(crate) struct GpuAttention(pub Call);
+/// Attention of BF16 tensors on a GPU. Saved for the backward pass are the codes of Q, K and V, one byte per
+/// element, beside O and LSE, and no BF16 operand.
+pub(crate) struct GpuAttention {
+    call: Call,
+    /// The shape of K and V, and of their gradients.
+    kv_size: Vec<i64>,
+}
+
+impl GpuAttention {
+    pub fn new(call: Call) -> Self {
+        Self {
+            call,
+            kv_size: Vec::new(),
+        }
+    }
+}
 
 impl Function for GpuAttention {
     fn name(&self) -> Cow<'static, str> {
-        self.0.name()
+        self.call.name()
     }
 
     fn forward(
@@ -206,13 +243,13 @@ impl Function for GpuAttention {
         inputs: &[Option<&Tensor>],
     ) -> Result<Vec<Tensor>, FunctionError> {
         let [q, k, v] = [0, 1, 2].map(|i| inputs[i].expect("attention passes q, k and v"));
+        self.kv_size = k.size();
         let (rows_q, rows_k, rows_v) = (readable_rows(q)?, readable_rows(k)?, readable_rows(v)?);
-        let rows = [&rows_q, &rows_k, &rows_v];
-        let (o, lse) = attention_forward_of(&self.0.documents, rows, &self.0.options)
+        let is_differentiated = (0..3).any(|i| ctx.needs_input_grad(i));
+        let o = self
+            .compute(ctx, [&rows_q, &rows_k, &rows_v], is_differentiated)
             .map_err(FunctionError::custom)?;
-        let o = o.f_view(&q.size()[..])?;
-        ctx.save_for_backward(&[q, k, v, &o, &lse]);
-        Ok(vec![o])
+        Ok(vec![o.f_view(&q.size()[..])?])
     }
 
     fn backward(
@@ -220,9 +257,88 @@ impl Function for GpuAttention {
         ctx: &BackwardContext,
         grads: &[Option<Tensor>],
     ) -> Result<Vec<Option<Tensor>>, FunctionError> {
-        let lse = Vec::try_from(&ctx.saved()[4].f_flatten(0, -1)?.f_to_device(Device::Cpu)?)?;
-        let options = native(&self.0.options);
-        backward_on_host::<bf16>(ctx, grads, &lse, &self.0, &options)
+        refuse_second_derivative(ctx)?;
+        let Some(d_o) = &grads[0] else {
+            return Ok(vec![None, None, None]);
+        };
+        let d_o = d_o.f_to_kind(Kind::BFloat16)?;
+        let [dq, dk, dv] = self
+            .gradients(ctx.saved(), &readable_rows(&d_o)?)
+            .map_err(FunctionError::custom)?;
+        Ok(vec![
+            Some(dq.f_view(&d_o.size()[..])?),
+            Some(dk.f_view(&self.kv_size[..])?),
+            Some(dv.f_view(&self.kv_size[..])?),
+        ])
+    }
+}
+
+impl GpuAttention {
+    /// O of rows.
+    fn compute(
+        &self,
+        ctx: &mut ForwardContext,
+        [q, k, v]: [&Tensor; 3],
+        is_differentiated: bool,
+    ) -> Result<Tensor, GpuCallError> {
+        let gpu = Place::of(q.device())?;
+        let Call {
+            documents, options, ..
+        } = &self.call;
+        let options = native(options);
+        let shape = CallShape {
+            documents: documents.len(),
+            ..shape(q, k)
+        };
+        if !is_differentiated {
+            let plan = gpu.kernels.plan(shape, &options)?;
+            let scheduled = Scheduled::of(&gpu, &plan, documents, &options)?;
+            let scratch = gpu.bytes(plan.scratch_bytes())?;
+            return Ok(gpu.forward(&plan, [q, k, v], &scheduled, &scratch)?.0);
+        }
+        let images = SavedImages::default();
+        let plan = gpu.kernels.training_plan(shape, &options, images)?;
+        let scheduled = Scheduled::of(&gpu, plan.forward(), documents, &options)?;
+        let codes = gpu.bytes(plan.saved_bytes())?;
+        let (o, lse) = gpu.forward(plan.forward(), [q, k, v], &scheduled, &codes)?;
+        // The schedule with them: the next row's may have replaced it by then.
+        let Scheduled {
+            boundaries,
+            schedule,
+        } = &scheduled;
+        ctx.save_for_backward(&[&codes, &o, &lse, boundaries, schedule]);
+        Ok(o)
+    }
+
+    /// dQ, dK and dV of rows, from what was saved.
+    fn gradients(&self, saved: &[Tensor], d_o: &Tensor) -> Result<[Tensor; 3], GpuCallError> {
+        let [codes, o, lse, boundaries, schedule] = [0, 1, 2, 3, 4].map(|i| &saved[i]);
+        let gpu = Place::of(o.device())?;
+        let options = native(&self.call.options);
+        let [.., kv_heads, head_dim] = self.kv_size[..] else {
+            unreachable!("the forward pass has seen K's heads");
+        };
+        let (rows, heads) = (d_o.size()[0], d_o.size()[1]);
+        let shape = CallShape {
+            tokens: rows as usize,
+            documents: self.call.documents.len(),
+            heads: heads as usize,
+            kv_heads: kv_heads as usize,
+            head_dim: head_dim as usize,
+        };
+        let images = SavedImages::default();
+        let plan = gpu.kernels.training_plan(shape, &options, images)?;
+        let scheduled = Scheduled {
+            boundaries: boundaries.shallow_clone(),
+            schedule: schedule.shallow_clone(),
+        };
+        let gradient = |heads| {
+            let kind = (Kind::BFloat16, gpu.device);
+            Tensor::f_empty([rows, heads, head_dim], kind)
+        };
+        let gradients = [gradient(heads)?, gradient(kv_heads)?, gradient(kv_heads)?];
+        gpu.backward(&plan, [o, lse, d_o], &gradients, &scheduled, codes)?;
+        Ok(gradients)
     }
 }
 
@@ -323,12 +439,13 @@ impl Place {
         Ok(schedule)
     }
 
-    fn launch(
+    /// O and LSE; the codes are left in `scratch`, which holds as many bytes as the plan takes.
+    fn forward(
         &self,
         plan: &ForwardPlan,
         [q, k, v]: [&Tensor; 3],
-        cu_seqlens: &Tensor,
-        schedule: &Tensor,
+        scheduled: &Scheduled,
+        scratch: &Tensor,
     ) -> Result<(Tensor, Tensor), GpuCallError> {
         for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
             let found = (tensor.kind(), tensor.device());
@@ -348,22 +465,60 @@ impl Place {
         let CallShape { tokens, heads, .. } = *plan.shape();
         let o = Tensor::f_empty(q.size(), (Kind::BFloat16, self.device))?;
         let lse = Tensor::f_empty([heads as i64, tokens as i64], (Kind::Float, self.device))?;
-        let scratch = self.bytes(plan.scratch_bytes())?;
         let tensors = CallTensors {
             q: device_tensor("q", q),
             k: device_tensor("k", k),
             v: device_tensor("v", v),
             o: device_tensor("o", &o),
             lse: address(&lse),
-            cu_seqlens: address(cu_seqlens),
+            cu_seqlens: address(&scheduled.boundaries),
         };
-        let scratch = Scratch {
-            address: address(&scratch),
-            bytes: plan.scratch_bytes(),
-        };
+        let schedule = address(&scheduled.schedule);
         // SAFETY: as in `build_schedule`; the schedule is the plan's, and calls that share one are
         // given to one stream.
-        unsafe { plan.launch(self.stream, &tensors, address(schedule), scratch)? };
+        unsafe { plan.launch(self.stream, &tensors, schedule, place(scratch))? };
         Ok((o, lse))
+    }
+
+    /// Fills dQ, dK and dV.
+    fn backward(
+        &self,
+        plan: &TrainingPlan,
+        [o, lse, d_o]: [&Tensor; 3],
+        [dq, dk, dv]: &[Tensor; 3],
+        scheduled: &Scheduled,
+        codes: &Tensor,
+    ) -> Result<(), GpuCallError> {
+        let scratch = self.bytes(plan.scratch_bytes())?;
+        let tensors = BackwardTensors {
+            o: device_tensor("o", &readable_rows(o)?),
+            lse: address(lse),
+            d_o: device_tensor("d_o", d_o),
+            dq: device_tensor("dq", dq),
+            dk: device_tensor("dk", dk),
+            dv: device_tensor("dv", dv),
+            cu_seqlens: address(&scheduled.boundaries),
+        };
+        let schedule = address(&scheduled.schedule);
+        // SAFETY: as in `forward`, whose codes and schedule these are; torch runs a node's backward pass
+        // on the stream of its forward pass.
+        unsafe {
+            plan.backward(
+                self.stream,
+                &tensors,
+                schedule,
+                place(codes),
+                place(&scratch),
+            )?
+        };
+        Ok(())
+    }
+}
+
+/// The bytes of a tensor, as scratch.
+fn place(tensor: &Tensor) -> Scratch {
+    Scratch {
+        address: address(tensor),
+        bytes: tensor.numel(),
     }
 }
