@@ -266,8 +266,7 @@ fn attention_on(device: Device, settings: &Settings) -> Result<Option<String>, T
     )
     .map_err(Box::new)?;
     Ok(Some(format!(
-        "attention: {path} forward on the GPU; its backward pass has no kernel yet and runs on the \
-         host, which is slow; --attention flash stays on the GPU"
+        "attention: {path} on the GPU, forward and backward"
     )))
 }
 

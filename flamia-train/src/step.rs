@@ -205,3 +205,28 @@ pub fn accumulate<B>(
     }
     total.ok_or(StepError::NoLabels)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launched_step_tells_its_numbers_or_what_was_left_out() {
+        let launched = |outcome: [f64; 3]| LaunchedStep {
+            counts: Loss {
+                nats: 0.0,
+                tokens: 10,
+                bytes: 20,
+            },
+            outcome: Tensor::from_slice(&outcome),
+        };
+        let report = launched([30.0, 0.5, 0.0]).read().unwrap();
+        assert_eq!(
+            (report.loss.per_token(), report.loss.per_byte()),
+            (3.0, 1.5)
+        );
+        assert_eq!(report.grad_norm, 0.5);
+        let error = launched([f64::NAN, 0.5, 2.0]).read().unwrap_err();
+        assert!(matches!(error, StepError::Skipped { count: 2 }), "{error}");
+    }
+}

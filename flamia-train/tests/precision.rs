@@ -8,7 +8,7 @@ use std::fs;
 use common::run::{Workplace, args, saved_tensors, summary, train};
 use common::{CAUSAL_SDPA, Packed, floats, model, pack, tiny_shape};
 use flamia_train::model::{Model, Precision};
-use flamia_train::optim::{AdamW, AdamWConfig};
+use flamia_train::optim::{AdamW, AdamWConfig, Guard, norm_on_device};
 use tch::Kind;
 
 fn packed() -> Packed {
@@ -70,30 +70,39 @@ fn losses_and_gradients_are_near_those_of_fp32() {
 
 #[test]
 fn no_outdated_copy_of_a_weight_is_used() {
-    let mut trained = model(tiny_shape(), 1);
-    trained.precision = Precision::Bf16;
     let config = AdamWConfig {
         beta1: 0.9,
         beta2: 0.95,
         eps: 1e-8,
         weight_decay: 0.1,
     };
-    let mut optimizer = AdamW::new(config, &trained.params).unwrap();
-    let first = loss(&trained);
-    first.backward();
-    optimizer.update(&mut trained.params, 1e-2).unwrap();
-    let second = loss(&trained).double_value(&[]);
-    assert_ne!(second, first.double_value(&[]));
-
-    // The same weights in a model that has made no copies yet.
-    let mut fresh = model(tiny_shape(), 2);
-    fresh.precision = Precision::Bf16;
-    tch::no_grad(|| {
-        for ((_, to), (_, from)) in fresh.params.iter_mut().zip(trained.params.iter()) {
-            to.copy_(from);
+    for guarded in [false, true] {
+        let mut trained = model(tiny_shape(), 1);
+        trained.precision = Precision::Bf16;
+        let mut optimizer = AdamW::new(config, &trained.params).unwrap();
+        let first = loss(&trained);
+        first.backward();
+        if guarded {
+            let norm = norm_on_device(&trained.params).unwrap();
+            let guard = Guard::new(&first.to_kind(Kind::Double), &norm, 1.0).unwrap();
+            let update = optimizer.update_guarded(&mut trained.params, 1e-2, &guard);
+            update.unwrap();
+        } else {
+            optimizer.update(&mut trained.params, 1e-2).unwrap();
         }
-    });
-    assert_eq!(loss(&fresh).double_value(&[]), second);
+        let second = loss(&trained).double_value(&[]);
+        assert_ne!(second, first.double_value(&[]));
+
+        // The same weights in a model that has made no copies yet.
+        let mut fresh = model(tiny_shape(), 2);
+        fresh.precision = Precision::Bf16;
+        tch::no_grad(|| {
+            for ((_, to), (_, from)) in fresh.params.iter_mut().zip(trained.params.iter()) {
+                to.copy_(from);
+            }
+        });
+        assert_eq!(loss(&fresh).double_value(&[]), second, "guarded: {guarded}");
+    }
 }
 
 #[test]
