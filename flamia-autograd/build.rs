@@ -21,7 +21,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         // torch's headers warn by the hundred, and the version check should be the only error.
         .warnings(false)
         .flag_if_supported("-Wfatal-errors")
-        .files(["shim/function.cpp", "shim/peers.cpp", "shim/stream.cpp"])
+        .files([
+            "shim/function.cpp",
+            "shim/optim.cpp",
+            "shim/peers.cpp",
+            "shim/stream.cpp",
+        ])
         .compile("flamia_autograd_shim");
 
     // Tests and examples of this package find libtorch without LD_LIBRARY_PATH. Link arguments do

@@ -4,7 +4,7 @@
 //! backward becomes a node of torch's own graph: see [`Function`] and [`apply`], or [`apply_fn`]
 //! for two closures. [`attention`] is one. [`gradcheck`](gradcheck::gradcheck) tests a backward against finite
 //! differences, and [`load_cuda`] lets one binary run with and without a GPU. [`peers`] is torch's own
-//! attention on GPUs, and [`TorchStream`] a stream that torch and other libraries share.
+//! attention on GPUs, [`flash_attention`] one of them in the graph, and [`TorchStream`] a stream that torch and other libraries share.
 //!
 //! ```no_run
 //! use flamia_autograd::{BackwardContext, ForwardContext, Function, FunctionError, apply};
@@ -49,9 +49,11 @@ mod attention;
 mod cuda;
 mod error;
 mod ffi;
+mod flash;
 mod function;
 mod gpu;
 pub mod gradcheck;
+mod optim;
 pub mod peers;
 mod stream;
 
@@ -59,6 +61,8 @@ pub use attention::{AttentionError, attention};
 pub use cuda::{CudaLoadError, CurrentStreamError, load_cuda};
 pub use error::FunctionError;
 pub use ffi::torch_version;
+pub use flash::{FlashDocuments, FlashError, flash_attention};
 pub use function::{BackwardContext, ForwardContext, Function, apply, apply_fn};
 pub use gpu::{GpuCallError, attention_forward, prepare_gpu};
+pub use optim::{FusedAdamW, FusedParam};
 pub use stream::{StreamError, TorchMemory, TorchStream};

@@ -125,7 +125,7 @@ pub struct PeerForward {
     /// `[rows, heads, head_dim]`; a view.
     pub o: Tensor,
     /// Output, log-sum-exp, seed and offset, as the attention gave them.
-    results: [Tensor; 4],
+    pub(crate) results: [Tensor; 4],
 }
 
 /// `[rows, heads, head_dim]` each; views.

@@ -1,10 +1,11 @@
 //! A micro-batch on its device: packed rows laid one after another.
 
 use datasets::Row;
-use flamia_sched::{Documents, DocumentsError};
+use flamia_sched::{Documents, DocumentsError, Mask};
 use tch::{Device, TchError, Tensor};
 
 use crate::attention::Attend;
+use crate::device::send;
 use crate::loss::Loss;
 use crate::model::{Model, ModelError};
 
@@ -15,6 +16,8 @@ pub struct MicroBatch {
     labels: Tensor,
     positions: Tensor,
     documents: Documents,
+    /// The padding of each row.
+    padding: Documents,
     /// Tokens that are to be predicted.
     pub label_tokens: u64,
     /// Bytes of text that they stand for.
@@ -45,30 +48,25 @@ impl MicroBatch {
     pub fn new(rows: &[Row], device: Device) -> Result<Self, BatchError> {
         let tensor = |of: fn(&Row) -> &[i64]| {
             let values: Vec<i64> = rows.iter().flat_map(of).copied().collect();
-            let host = Tensor::f_from_slice(&values)?;
-            if !device.is_cuda() {
-                return host.f_to_device(device);
-            }
-            // From pinned memory the copy runs beside what the GPU is doing; torch keeps the memory
-            // until the stream has passed it.
-            let (kind, non_blocking, copy) = (host.kind(), true, false);
-            host.f_pin_memory(device)?
-                .f_to_device_(device, kind, non_blocking, copy)
+            send(&Tensor::f_from_slice(&values)?, device)
+        };
+        let unfit = |source| BatchError::Documents {
+            rows: rows.len(),
+            source,
         };
         let documents = rows
             .iter()
             .map(|row| Documents::from_cu_seqlens(&row.cu_seqlens, row.tokens.len()))
             .collect::<Result<Vec<_>, _>>()
             .and_then(|rows| Documents::concat(&rows))
-            .map_err(|source| BatchError::Documents {
-                rows: rows.len(),
-                source,
-            })?;
+            .map_err(unfit)?;
+        let padding: Vec<usize> = rows.iter().map(|row| row.padding).collect();
         Ok(Self {
             tokens: tensor(|row| &row.tokens)?,
             labels: tensor(|row| &row.labels)?,
             positions: tensor(|row| &row.positions)?,
             documents,
+            padding: Documents::from_lengths(&padding).map_err(unfit)?,
             label_tokens: rows.iter().map(|row| row.label_count() as u64).sum(),
             bytes: rows.iter().map(|row| row.bytes).sum(),
         })
@@ -77,6 +75,11 @@ impl MicroBatch {
     /// The documents of all rows, padding included as one of each row that has any.
     pub fn documents(&self) -> &Documents {
         &self.documents
+    }
+
+    /// Pairs of a query and a key that it sees under `mask`, without those of the padding.
+    pub fn visible_pairs(&self, mask: Mask) -> u64 {
+        self.documents.visible_pairs(mask) - self.padding.visible_pairs(mask)
     }
 
     /// [`Model::summed_loss`] of these rows.

@@ -1,14 +1,9 @@
 //! The run's TensorBoard curves. Logging may fail; training goes on.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::tensorboard::{EventError, EventWriter, read_events};
-
-/// The curve of training losses.
-pub const TRAIN_LOSS: &str = "train/loss";
-/// The curve of validation losses.
-pub const VAL_LOSS: &str = "val/loss";
+use crate::curves::{Curve, read_curves};
+use crate::tensorboard::{EventError, EventWriter};
 
 /// Writes curves into the run's folder until that fails.
 #[derive(Debug)]
@@ -64,31 +59,9 @@ impl Board {
         &self,
         tags: [&str; N],
         last_step: u64,
-    ) -> Result<[Vec<(f64, f64)>; N], EventError> {
-        let read_error = |source| EventError::Read {
-            path: self.folder.clone(),
-            source,
-        };
-        let mut scalars = Vec::new();
-        for entry in std::fs::read_dir(&self.folder).map_err(read_error)? {
-            let path = entry.map_err(read_error)?.path();
-            if path.to_string_lossy().contains(".tfevents.") {
-                scalars.extend(read_events(&path)?.scalars);
-            }
-        }
-        // A step that was done again after a kill has a later point, which counts.
-        scalars.sort_by(|a, b| a.wall_time.total_cmp(&b.wall_time));
-        Ok(tags.map(|tag| {
-            let points: BTreeMap<i64, f32> = scalars
-                .iter()
-                .filter(|point| point.tag == tag && point.step <= last_step as i64)
-                .map(|point| (point.step, point.value))
-                .collect();
-            points
-                .into_iter()
-                .map(|(step, value)| (step as f64, value.into()))
-                .collect()
-        }))
+    ) -> Result<[Curve; N], EventError> {
+        let mut curves = read_curves(&self.folder, last_step)?;
+        Ok(tags.map(|tag| curves.remove(tag).unwrap_or_default()))
     }
 
     fn attempt(&mut self, write: impl FnOnce(&mut EventWriter) -> Result<(), EventError>) {
@@ -104,6 +77,7 @@ impl Board {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::curves::{TRAIN_LOSS, VAL_LOSS};
 
     #[test]
     fn a_folder_that_cannot_be_written_fails_once() {

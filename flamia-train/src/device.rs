@@ -1,8 +1,10 @@
 //! Which device trains: the one asked for, or an error. Never a silent fall back to the CPU.
 
 use flamia_autograd::{CudaLoadError, load_cuda};
-use tch::{Cuda, Device};
+use flamia_cuda::Gpu;
+use tch::{Cuda, Device, TchError, Tensor};
 
+use crate::machine::cpu_name;
 use crate::settings;
 
 /// Why the device asked for cannot be had.
@@ -63,6 +65,30 @@ pub fn choose(asked: settings::Device) -> Result<(Device, String), DeviceError> 
             }
         }
     }
+}
+
+/// The name of the CPU or GPU that `device` is.
+pub fn name(device: Device) -> String {
+    match device {
+        Device::Cuda(ordinal) => Gpu::new(ordinal)
+            .map(|gpu| gpu.name().to_string())
+            .unwrap_or_else(|_| format!("cuda:{ordinal}")),
+        _ => cpu_name(),
+    }
+}
+
+/// Copies `host` to `device`, beside what a GPU is doing: from pinned memory, which torch keeps until
+/// the stream has passed it.
+///
+/// # Errors
+/// When torch cannot allocate or copy.
+pub fn send(host: &Tensor, device: Device) -> Result<Tensor, TchError> {
+    if !device.is_cuda() {
+        return host.f_to_device(device);
+    }
+    let (kind, non_blocking, copy) = (host.kind(), true, false);
+    host.f_pin_memory(device)?
+        .f_to_device_(device, kind, non_blocking, copy)
 }
 
 #[cfg(test)]

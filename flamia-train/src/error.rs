@@ -33,6 +33,12 @@ pub enum TrainError {
     /// Attention that the GPU has no kernel for.
     #[error("{0}\n  To have the host compute it, slowly: --kernel-backend host")]
     Gpu(#[from] Box<GpuCallError>),
+    /// FlashAttention where there is no GPU.
+    #[error(
+        "attention flash is torch's FlashAttention 2, which runs on NVIDIA GPUs alone, and this run is \
+         on the CPU: --attention sdpa is exact attention here"
+    )]
+    FlashOnCpu,
     /// The model it asks for.
     #[error(transparent)]
     Shape(#[from] ShapeError),

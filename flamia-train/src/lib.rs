@@ -3,8 +3,8 @@
 //! [`trainer`] is the loop, to be read first. Of the parts it uses,
 //! [`model`], [`optim`], [`schedule`], [`step`] and [`evaluate`] know nothing of files, and
 //! [`checkpoint`] and [`run_folder`] nothing of training. [`capture`] takes a checkpoint apart. Without the feature `torch` only
-//! [`settings`] is left, and with the feature `report` [`atomic`] files, [`plot`]s and
-//! the [`machine`]'s name.
+//! [`settings`] is left, with the feature `report` [`atomic`] files, [`plot`]s and the [`machine`]'s
+//! name, and with `compare` besides what [`report`]s on runs.
 
 pub mod settings;
 
@@ -21,6 +21,10 @@ pub mod capture;
 #[cfg(feature = "torch")]
 pub mod checkpoint;
 #[cfg(feature = "torch")]
+pub mod cross_entropy;
+#[cfg(feature = "compare")]
+pub mod curves;
+#[cfg(feature = "torch")]
 pub mod data;
 #[cfg(feature = "torch")]
 pub mod device;
@@ -33,6 +37,8 @@ pub mod loss;
 #[cfg(feature = "report")]
 pub mod machine;
 #[cfg(feature = "torch")]
+pub mod meter;
+#[cfg(feature = "torch")]
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod optim;
@@ -40,6 +46,8 @@ pub mod optim;
 pub mod parts;
 #[cfg(feature = "report")]
 pub mod plot;
+#[cfg(feature = "compare")]
+pub mod report;
 #[cfg(feature = "torch")]
 pub mod resume;
 #[cfg(feature = "torch")]
@@ -56,7 +64,7 @@ pub mod step;
 pub mod stop;
 #[cfg(feature = "torch")]
 pub mod summary;
-#[cfg(feature = "torch")]
+#[cfg(feature = "compare")]
 pub mod tensorboard;
 #[cfg(feature = "torch")]
 pub mod terminal;

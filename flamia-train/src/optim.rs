@@ -2,7 +2,12 @@
 //!
 //! tch's own optimisers hide their moments from the caller, so a run that used them could not be
 //! resumed exactly; and their clipping compares a NaN norm with `<`, which passes it on.
+//!
+//! An update comes in two forms of the same arithmetic: [`AdamW::update`], operation by operation,
+//! after the host has looked at the gradient, and [`AdamW::update_guarded`], fused, in which the
+//! device itself clips and leaves the update out.
 
+use flamia_autograd::{FusedAdamW, FusedParam};
 use tch::{Kind, TchError, Tensor, no_grad};
 
 use crate::model::Params;
@@ -31,6 +36,8 @@ pub struct AdamW {
     step: u64,
     /// First and second moments, in the parameters' order.
     moments: Vec<Moments>,
+    /// Guarded updates left out, a Double of shape `[]`; none before the first guarded update.
+    skipped: Option<Tensor>,
 }
 
 #[derive(Debug)]
@@ -59,6 +66,7 @@ impl AdamW {
             config,
             step: 0,
             moments,
+            skipped: None,
         })
     }
 
@@ -114,6 +122,64 @@ impl AdamW {
         })
     }
 
+    /// [`AdamW::update`] as far as `guard` allows, without the host waiting for the device. Gradients
+    /// are left clipped. An update that is left out counts as one, so that nothing but its number
+    /// tells where a run stands.
+    ///
+    /// # Errors
+    /// As [`AdamW::update`].
+    pub fn update_guarded(
+        &mut self,
+        params: &mut Params,
+        lr: f64,
+        guard: &Guard,
+    ) -> Result<(), TchError> {
+        self.step += 1;
+        let device = guard.skip.device();
+        let step = Tensor::f_full([] as [i64; 0], self.step as f64, (Kind::Float, device))?;
+        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
+        for ((_, param), moments) in params.iter_mut().zip(&mut self.moments) {
+            let grad = match param.grad() {
+                grad if grad.defined() => grad,
+                _ => no_grad(|| param.f_zeros_like())?,
+            };
+            let list = match param.dim() {
+                0 | 1 => &mut vectors,
+                _ => &mut matrices,
+            };
+            list.push(FusedParam {
+                param,
+                grad,
+                exp_avg: &mut moments.exp_avg,
+                exp_avg_sq: &mut moments.exp_avg_sq,
+            });
+        }
+        for (mut params, weight_decay) in [(matrices, self.config.weight_decay), (vectors, 0.0)] {
+            FusedAdamW {
+                lr,
+                beta1: self.config.beta1,
+                beta2: self.config.beta2,
+                weight_decay,
+                eps: self.config.eps,
+                step: &step,
+                grad_scale: &guard.grad_scale,
+                skip: &guard.skip,
+            }
+            .update(&mut params)?;
+        }
+        let left_out = guard.skip.f_to_kind(Kind::Double)?;
+        self.skipped = Some(match self.skipped.take() {
+            Some(skipped) => skipped.f_add(&left_out)?,
+            None => left_out,
+        });
+        Ok(())
+    }
+
+    /// Guarded updates that were left out, as the device counts them: a Double of shape `[]`.
+    pub fn skipped(&self) -> Option<&Tensor> {
+        self.skipped.as_ref()
+    }
+
     /// The state by name: `exp_avg.NAME` and `exp_avg_sq.NAME` for every parameter.
     pub fn tensors<'a>(&'a self, params: &'a Params) -> Vec<(String, &'a Tensor)> {
         params
@@ -134,11 +200,39 @@ impl AdamW {
     }
 }
 
-/// The Euclidean norm of all gradients together, as one vector.
+/// What a device is told about an update that the host has not looked at.
+#[derive(Debug)]
+pub struct Guard {
+    /// What the gradient is divided by, at least 1.
+    grad_scale: Tensor,
+    /// 1 where the loss or the gradient is not finite, else 0.
+    skip: Tensor,
+}
+
+impl Guard {
+    /// Clips a gradient of this `norm` to `max_norm`, and leaves the update out if `norm` or `loss` is
+    /// not finite. Both are Doubles of shape `[]`.
+    ///
+    /// # Errors
+    /// When torch refuses an operation.
+    pub fn new(loss: &Tensor, norm: &Tensor, max_norm: f64) -> Result<Self, TchError> {
+        let finite = loss.f_isfinite()?.f_logical_and(&norm.f_isfinite()?)?;
+        Ok(Self {
+            grad_scale: norm
+                .f_div_scalar(max_norm)?
+                .f_clamp_min(1.0)?
+                .f_to_kind(Kind::Float)?,
+            skip: finite.f_logical_not()?.f_to_kind(Kind::Float)?,
+        })
+    }
+}
+
+/// The Euclidean norm of all gradients together, as one vector: a Double of shape `[]`, which the host
+/// has not waited for.
 ///
 /// # Errors
 /// When torch refuses an operation.
-pub fn global_norm(params: &Params) -> Result<f64, TchError> {
+pub fn norm_on_device(params: &Params) -> Result<Tensor, TchError> {
     no_grad(|| {
         let norms = params
             .iter()
@@ -147,14 +241,20 @@ pub fn global_norm(params: &Params) -> Result<f64, TchError> {
             .map(|grad| grad.f_norm())
             .collect::<Result<Vec<_>, _>>()?;
         if norms.is_empty() {
-            return Ok(0.0);
+            return Ok(Tensor::from(0f64));
         }
-        // One read from the device for all parameters.
         Tensor::f_stack(&norms, 0)?
             .f_to_kind(Kind::Double)?
-            .f_norm()?
-            .f_double_value(&[])
+            .f_norm()
     })
+}
+
+/// [`norm_on_device`] as a number.
+///
+/// # Errors
+/// When torch refuses an operation.
+pub fn global_norm(params: &Params) -> Result<f64, TchError> {
+    norm_on_device(params)?.f_double_value(&[])
 }
 
 /// Scales all gradients down so that their global norm is at most `max_norm`; returns the norm

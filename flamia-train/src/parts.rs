@@ -6,10 +6,10 @@ use tch::Device;
 use crate::data;
 use crate::device;
 use crate::error::TrainError;
-use crate::model::{Model, ModelShape, Params};
+use crate::model::{Model, ModelShape, Params, Precision};
 use crate::optim::{AdamW, AdamWConfig};
 use crate::schedule::Schedule;
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 
 /// Where a run computes and what it learns from.
 pub struct Parts {
@@ -101,7 +101,16 @@ fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Mode
     };
     shape.check()?;
     let params = Params::init(&shape.parameters(model.init_std), settings.seed, device)?;
-    Ok(Model { shape, params })
+    let precision = match (settings.compute.precision, device) {
+        (settings::Precision::Fp32, _) | (settings::Precision::Auto, Device::Cpu) => {
+            Precision::Fp32
+        }
+        (settings::Precision::Bf16 | settings::Precision::Auto, _) => Precision::Bf16,
+    };
+    let mut model = Model::new(shape, params);
+    model.precision = precision;
+    model.loss_chunk = settings.compute.loss_chunk;
+    Ok(model)
 }
 
 fn adamw(settings: &Settings) -> AdamWConfig {

@@ -39,6 +39,8 @@ pub enum Style {
     Thin,
     /// A bold dark line through marked points.
     Bold,
+    /// A dark line, for a curve that stands alone.
+    Line,
 }
 
 /// One curve.
@@ -63,9 +65,17 @@ pub fn loss_svg(
     series: &[Series],
     axes: [&str; 2],
 ) -> Result<(), PlotError> {
+    Ok(atomic_write(path, chart(title, series, axes)?.as_bytes())?)
+}
+
+/// [`loss_svg`] as text.
+///
+/// # Errors
+/// [`PlotError::Draw`] if plotters fails.
+pub fn chart(title: &str, series: &[Series], axes: [&str; 2]) -> Result<String, PlotError> {
     let mut svg = String::new();
     draw(&mut svg, title, series, axes).map_err(|error| PlotError::Draw(error.to_string()))?;
-    Ok(atomic_write(path, svg.as_bytes())?)
+    Ok(svg)
 }
 
 fn draw(
@@ -102,14 +112,15 @@ fn draw(
         .bold_line_style(RGBColor(0xe4, 0xe4, 0xe4))
         .draw()?;
 
-    let mut drawn = [0; 2];
+    let mut drawn = [0; 3];
     for (curve, points) in series.iter().zip(curves) {
-        let nth = &mut drawn[usize::from(curve.style == Style::Bold)];
+        let nth = &mut drawn[curve.style as usize];
         let (dark, light) = HUES[*nth % HUES.len()];
         *nth += 1;
         let line = match curve.style {
             Style::Thin => light.stroke_width(1),
             Style::Bold => dark.stroke_width(3),
+            Style::Line => dark.stroke_width(2),
         };
         if curve.style == Style::Bold {
             chart.draw_series(points.iter().map(|&at| Circle::new(at, 4, dark.filled())))?;

@@ -12,7 +12,7 @@ use crate::checkpoint::hex;
 /// be given more; the learning rate then follows the new, longer cosine. Another number of threads
 /// or another device is the user's to choose, but sums come out in another order there. Data and
 /// tokenizer may have moved: their contents are checked instead of their paths.
-const FREE: [&str; 11] = [
+const FREE: [&str; 13] = [
     "data",
     "tokenizer",
     "out",
@@ -20,9 +20,11 @@ const FREE: [&str; 11] = [
     "device",
     "threads",
     "steps",
+    "compute.peak_tflops",
     "eval.every",
     "checkpoint.every",
     "checkpoint.keep",
+    "checkpoint.best",
     "log.every",
 ];
 

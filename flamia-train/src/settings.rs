@@ -1,4 +1,4 @@
-//! What a run is told: defaults < `--config FILE.toml` < environment < flags.
+//! What a run is told: defaults < preset < `--config FILE.toml` < environment < flags.
 //!
 //! One table ([`table`]) holds every setting's key, type, default and help text; the structs, the
 //! flags, the environment variables, the accepted file keys and the help all come from it.
@@ -15,6 +15,7 @@ mod flags;
 mod key;
 mod layer;
 mod numerics;
+mod preset;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -25,17 +26,19 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 pub use choice::{
-    Ablate, Attention, Auto, AutoSwitch, Device, KernelName, Named, Packing, Spelled, UnknownName,
+    Ablate, Attention, Auto, AutoSwitch, Device, KernelName, Named, Packing, Precision, Preset,
+    Spelled, UnknownName,
 };
 pub use error::{Problem, SettingsError};
 pub use flags::command;
 pub use key::{Key, Kind};
 pub use table::{
-    BatchSettings, CheckpointSettings, EvalSettings, KernelSettings, LogSettings, ModelSettings,
-    OptimSettings, Settings, keys,
+    BatchSettings, CheckpointSettings, ComputeSettings, EvalSettings, KernelSettings, LogSettings,
+    ModelSettings, OptimSettings, Settings, keys,
 };
 
 use layer::Layer;
+use preset::PRESET_PLACE;
 
 /// How a run is to begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,6 +122,14 @@ impl Settings {
         }
         layers.push(Layer::environment(env)?);
         layers.push(flags.layer);
+        let preset = layers.iter().rev().find_map(Layer::preset);
+        layers.insert(
+            0,
+            preset
+                .map(Layer::of_preset)
+                .transpose()?
+                .unwrap_or_default(),
+        );
 
         let defaults = config::Config::try_from(&Self::default())?;
         let mut builder = config::Config::builder().add_source(defaults);
@@ -134,7 +145,9 @@ impl Settings {
     /// A short run should not need a second flag: where nobody chose the warm-up, it is a fifth of
     /// a run that is shorter than it.
     fn shorten_warmup(&mut self) {
-        if self.origin("optim.warmup").is_none() && self.optim.warmup > self.steps {
+        let origin = self.origin("optim.warmup");
+        let unchosen = origin.is_none_or(|origin| origin.starts_with(PRESET_PLACE));
+        if unchosen && self.optim.warmup > self.steps {
             self.optim.warmup = self.steps / 5;
             self.origins
                 .insert("optim.warmup", "a fifth of the steps".into());

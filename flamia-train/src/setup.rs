@@ -15,9 +15,11 @@ use crate::attention::Attention;
 use crate::board::Board;
 use crate::checkpoint::{Checkpoints, TrainState, Validation};
 use crate::data::{self, DataError};
+use crate::device;
 use crate::error::TrainError;
-use crate::machine::cpu_name;
-use crate::model::Model;
+use crate::machine::bf16_tflops;
+use crate::meter::Meter;
+use crate::model::{Model, Precision};
 use crate::optim::AdamW;
 use crate::parts::{Parts, schedule};
 use crate::resume;
@@ -87,6 +89,11 @@ impl Trainer {
         notes.extend(corpus);
         notes.push(dataset.report().to_string());
         notes.push(format!("model: {} parameters", model.params.count()));
+        if model.precision == Precision::Bf16 {
+            notes.push(
+                "precision: products in BF16, weights and the residual stream in FP32".into(),
+            );
+        }
 
         let checkpoints = Checkpoints::open(folder.path(), settings.checkpoint.keep)?;
         let saved = match settings.resume {
@@ -100,9 +107,10 @@ impl Trainer {
             }
         };
         let saved_step = saved.as_ref().map(|state| state.step);
-        let device_name = match device {
-            Device::Cpu => cpu_name(),
-            _ => device_words,
+        let device_name = device::name(device);
+        let peak_tflops = match settings.compute.peak_tflops {
+            0.0 => bf16_tflops(&device_name),
+            stated => Some(stated),
         };
         let fresh = TrainState {
             step: 0,
@@ -113,6 +121,8 @@ impl Trainer {
             validation: Validation::default(),
             train_loss: None,
             seconds: 0.0,
+            step_seconds: 0.0,
+            flops: 0.0,
             settings_sha256: resume::fingerprint(&table),
             versions: Versions::of_this_build(
                 flamia_autograd::torch_version().into(),
@@ -164,6 +174,10 @@ impl Trainer {
             board,
             progress,
             clock: Instant::now(),
+            launched: None,
+            meter: Meter::default(),
+            unshown: 0,
+            peak_tflops,
         })
     }
 }
@@ -227,8 +241,11 @@ fn continued(
 /// Refuses what the GPU has no kernel for, and says where attention is computed if not where the model
 /// is.
 fn attention_on(device: Device, settings: &Settings) -> Result<Option<String>, TrainError> {
-    let settings::Attention::Path(path) = settings.attention else {
-        return Ok(None);
+    let path = match settings.attention {
+        settings::Attention::Path(path) => path,
+        settings::Attention::Sdpa => return Ok(None),
+        settings::Attention::Flash if device == Device::Cpu => return Err(TrainError::FlashOnCpu),
+        settings::Attention::Flash => return Ok(None),
     };
     if device == Device::Cpu {
         return Ok(None);
@@ -236,7 +253,7 @@ fn attention_on(device: Device, settings: &Settings) -> Result<Option<String>, T
     let options = settings.kernel.options(path);
     if path == flamia_kernels::Path::Reference || options.backend == Backend::Host {
         return Ok(Some(format!(
-            "attention: {path} is computed on the host, which is slow; --attention sdpa stays on the GPU"
+            "attention: {path} is computed on the host, which is slow; --attention flash stays on the GPU"
         )));
     }
     let model = &settings.model;
@@ -249,8 +266,7 @@ fn attention_on(device: Device, settings: &Settings) -> Result<Option<String>, T
     )
     .map_err(Box::new)?;
     Ok(Some(format!(
-        "attention: {path} forward on the GPU; its backward pass has no kernel yet and runs on the \
-         host, which is slow; --attention sdpa stays on the GPU"
+        "attention: {path} on the GPU, forward and backward"
     )))
 }
 

@@ -1,12 +1,16 @@
 //! One optimiser step: gradients of all micro-batches, clipping, AdamW.
+//!
+//! On the CPU the host looks at loss and gradient before the update. On a GPU it gives the device the
+//! whole step and looks at what became of it when somebody wants a number: [`launch_step`] returns
+//! before the step is done, and [`LaunchedStep::read`] waits for it.
 
-use tch::{TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::attention::Attention;
 use crate::batch::MicroBatch;
 use crate::loss::Loss;
 use crate::model::{Model, ModelError};
-use crate::optim::{AdamW, clip_global_norm};
+use crate::optim::{AdamW, Guard, clip_global_norm, norm_on_device};
 
 /// What a step did.
 #[derive(Debug, Clone, Copy)]
@@ -49,15 +53,57 @@ pub enum StepError {
         /// The loss, per label token.
         loss: f64,
     },
+    /// Losses or gradients that were not finite, found after later steps had been launched.
+    #[error(
+        "{count} step(s) since the last one that was logged had a loss or gradient that is not finite: \
+         their updates were left out. A lower optim.lr, a longer optim.warmup or a lower optim.clip \
+         usually helps"
+    )]
+    Skipped {
+        /// How many.
+        count: u64,
+    },
 }
 
-/// Trains `model` on the micro-batches of one step.
-///
-/// Attention rounds at random, where it does, as belongs to the optimiser's count of steps and to
-/// the place of a micro-batch: a step that is done again has the same bits.
+/// A step that a device was given, and may not have done yet.
+#[derive(Debug)]
+pub struct LaunchedStep {
+    /// What the loss is summed over; no nats yet.
+    pub counts: Loss,
+    /// Summed loss and gradient norm, and the updates left out since the optimiser was made: a Double
+    /// of shape `[3]`.
+    outcome: Tensor,
+}
+
+impl LaunchedStep {
+    /// Waits for the step and says what it did.
+    ///
+    /// # Errors
+    /// [`StepError::Skipped`] if it or one before it was left out. The others' updates are done.
+    pub fn read(&self) -> Result<StepReport, StepError> {
+        let outcome = Vec::<f64>::try_from(&self.outcome.f_to_device(Device::Cpu)?)?;
+        let [nats, grad_norm, skipped] = outcome[..] else {
+            unreachable!("the outcome is three numbers");
+        };
+        if skipped > 0.0 {
+            return Err(StepError::Skipped {
+                count: skipped as u64,
+            });
+        }
+        Ok(StepReport {
+            loss: Loss {
+                nats,
+                ..self.counts
+            },
+            grad_norm,
+        })
+    }
+}
+
+/// Trains `model` on the micro-batches of one step, and waits for it.
 ///
 /// # Errors
-/// [`StepError`]; a loss or norm that is not finite stops before the optimiser runs.
+/// [`StepError`] of [`launch_step`] or [`LaunchedStep::read`].
 pub fn train_step(
     model: &mut Model,
     optimizer: &mut AdamW,
@@ -66,36 +112,76 @@ pub fn train_step(
     lr: f64,
     max_norm: f64,
 ) -> Result<StepReport, StepError> {
+    launch_step(model, optimizer, batches, attention, lr, max_norm)?.read()
+}
+
+/// Trains `model` on the micro-batches of one step; on a GPU without waiting for it.
+///
+/// Attention rounds at random, where it does, as belongs to the optimiser's count of steps and to
+/// the place of a micro-batch: a step that is done again has the same bits.
+///
+/// # Errors
+/// [`StepError`]; on the CPU a loss or norm that is not finite stops before the optimiser runs.
+pub fn launch_step(
+    model: &mut Model,
+    optimizer: &mut AdamW,
+    batches: &[MicroBatch],
+    attention: &Attention,
+    lr: f64,
+    max_norm: f64,
+) -> Result<LaunchedStep, StepError> {
     model.params.zero_grad();
-    let labels = batches.iter().map(|batch| batch.label_tokens).sum();
+    let counts: Loss = batches.iter().map(MicroBatch::counts).sum();
     let step = optimizer.step_count();
     let numbered: Vec<(u64, &MicroBatch)> = (0..).zip(batches).collect();
-    let nats = accumulate(&numbered, labels, |(number, batch)| {
+    let nats = accumulate(&numbered, counts.tokens, |(number, batch)| {
         Ok(batch.summed_loss(model, &attention.at(step, *number))?)
     })?;
-    let loss = Loss {
-        nats,
-        ..batches.iter().map(MicroBatch::counts).sum()
+    let norm = match nats.device() {
+        Device::Cpu => {
+            let norm = checked_norm(model, &nats, counts, max_norm)?;
+            optimizer.update(&mut model.params, lr)?;
+            Tensor::from(norm)
+        }
+        _ => {
+            let norm = norm_on_device(&model.params)?;
+            let guard = Guard::new(&nats, &norm, max_norm)?;
+            optimizer.update_guarded(&mut model.params, lr, &guard)?;
+            norm
+        }
     };
+    let skipped = match optimizer.skipped() {
+        Some(skipped) => skipped.shallow_clone(),
+        None => nats.f_zeros_like()?,
+    };
+    Ok(LaunchedStep {
+        counts,
+        outcome: Tensor::f_stack(&[nats, norm, skipped], 0)?,
+    })
+}
+
+/// The norm of a gradient that is clipped then, or why there is to be no update.
+fn checked_norm(
+    model: &Model,
+    nats: &Tensor,
+    counts: Loss,
+    max_norm: f64,
+) -> Result<f64, StepError> {
+    let nats = nats.f_double_value(&[])?;
+    let loss = Loss { nats, ..counts }.per_token();
     if !nats.is_finite() {
-        return Err(StepError::LossNotFinite {
-            loss: loss.per_token(),
-        });
+        return Err(StepError::LossNotFinite { loss });
     }
-    let grad_norm = clip_global_norm(&model.params, max_norm)?;
-    if !grad_norm.is_finite() {
-        return Err(StepError::NormNotFinite {
-            norm: grad_norm,
-            loss: loss.per_token(),
-        });
+    let norm = clip_global_norm(&model.params, max_norm)?;
+    if !norm.is_finite() {
+        return Err(StepError::NormNotFinite { norm, loss });
     }
-    optimizer.update(&mut model.params, lr)?;
-    Ok(StepReport { loss, grad_norm })
+    Ok(norm)
 }
 
 /// Adds up the gradients of the micro-batches' `summed_loss`, each divided by the `labels` of the
 /// whole step, so that every label weighs the same in whichever micro-batch it lies. Returns the
-/// sum of the losses.
+/// sum of the losses, a Double of shape `[]` that the host has not waited for.
 ///
 /// # Errors
 /// [`StepError`] of `summed_loss` or of torch, or [`StepError::NoLabels`].
@@ -103,15 +189,44 @@ pub fn accumulate<B>(
     batches: &[B],
     labels: u64,
     mut summed_loss: impl FnMut(&B) -> Result<Tensor, StepError>,
-) -> Result<f64, StepError> {
+) -> Result<Tensor, StepError> {
     if labels == 0 {
         return Err(StepError::NoLabels);
     }
-    let mut total = 0.0;
+    let mut total: Option<Tensor> = None;
     for batch in batches {
         let loss = summed_loss(batch)?;
         loss.f_div_scalar(labels as f64)?.f_backward()?;
-        total += loss.f_double_value(&[])?;
+        let nats = loss.f_detach()?.f_to_kind(Kind::Double)?;
+        total = Some(match total {
+            Some(total) => total.f_add(&nats)?,
+            None => nats,
+        });
     }
-    Ok(total)
+    total.ok_or(StepError::NoLabels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launched_step_tells_its_numbers_or_what_was_left_out() {
+        let launched = |outcome: [f64; 3]| LaunchedStep {
+            counts: Loss {
+                nats: 0.0,
+                tokens: 10,
+                bytes: 20,
+            },
+            outcome: Tensor::from_slice(&outcome),
+        };
+        let report = launched([30.0, 0.5, 0.0]).read().unwrap();
+        assert_eq!(
+            (report.loss.per_token(), report.loss.per_byte()),
+            (3.0, 1.5)
+        );
+        assert_eq!(report.grad_norm, 0.5);
+        let error = launched([f64::NAN, 0.5, 2.0]).read().unwrap_err();
+        assert!(matches!(error, StepError::Skipped { count: 2 }), "{error}");
+    }
 }

@@ -33,6 +33,12 @@ pub struct RunSummary {
     pub tokens: u64,
     /// Tokens trained on per second of training, evaluation and checkpoints included.
     pub tokens_per_s: f64,
+    /// Tokens trained on per second of the steps alone.
+    pub step_tokens_per_s: Option<f64>,
+    /// Floating-point operations of the model per second of the steps alone, in TFLOP/s.
+    pub model_tflops: Option<f64>,
+    /// `model_tflops` as a share of the device's BF16 rate, where that is given or known.
+    pub utilisation: Option<f64>,
     /// Seconds of training, over all resumptions.
     pub seconds: f64,
     /// Trained numbers in the model.
@@ -94,6 +100,15 @@ impl RunSummary {
         })
     }
 
+    /// Operations per second, and their share of what the device could do.
+    fn speed(&self) -> String {
+        match (self.model_tflops, self.utilisation) {
+            (Some(tflops), Some(share)) => format!("{tflops:.1} ({:.1} %)", 100.0 * share),
+            (Some(tflops), None) => format!("{tflops:.3}"),
+            _ => "none".into(),
+        }
+    }
+
     /// The summary of the run in `folder` as a table.
     #[must_use]
     pub fn table(&self, folder: &Path) -> String {
@@ -113,6 +128,7 @@ impl RunSummary {
             ("tokens", grouped(self.tokens)),
             ("tokens/s", grouped(self.tokens_per_s as u64)),
             ("time", duration(self.seconds)),
+            ("model TFLOP/s", self.speed()),
             ("parameters", grouped(self.parameters)),
         ] {
             table.add_row([name, &value]);
@@ -173,6 +189,9 @@ mod tests {
             unit: "nats/byte".into(),
             tokens: 1_228_800,
             tokens_per_s: 8123.75,
+            step_tokens_per_s: Some(9000.5),
+            model_tflops: Some(247.25),
+            utilisation: Some(0.25),
             seconds: 151.26,
             parameters: 2_800_000,
             data: BTreeMap::from([("documents".into(), 912), ("padding".into(), 1024)]),
@@ -223,6 +242,7 @@ mod tests {
             ("validation loss, last", "2.4507 nats/byte"),
             ("training loss, last", "none"),
             ("tokens ", "1 228 800"),
+            ("model TFLOP/s", "247.2 (25.0 %)"),
             ("time", "2 min 31 s"),
             ("data: documents", "912"),
             ("run", "runs/a"),

@@ -11,19 +11,21 @@ use datasets::{PrefetchedRows, Row};
 use tch::Device;
 
 use crate::attention::Attention;
-use crate::batch::{MicroBatch, Packing};
-use crate::board::{Board, TRAIN_LOSS, VAL_LOSS};
+use crate::batch::MicroBatch;
+use crate::board::Board;
 use crate::checkpoint::{Checkpoints, TrainState};
+use crate::curves::{TOKENS, TRAIN_LOSS, VAL_LOSS};
 use crate::data::DataError;
 use crate::error::{TrainError, chain};
 use crate::evaluate::evaluate;
+use crate::meter::Meter;
 use crate::model::Model;
 use crate::optim::AdamW;
 use crate::plot::{Series, Style, loss_svg};
 use crate::run_folder::RunFolder;
 use crate::schedule::Schedule;
 use crate::settings::Settings;
-use crate::step::{StepReport, train_step};
+use crate::step::{LaunchedStep, StepReport, launch_step};
 use crate::stop::Stop;
 use crate::summary::RunSummary;
 use crate::terminal::Progress;
@@ -61,16 +63,14 @@ pub struct Trainer {
     pub(crate) progress: Progress,
     /// When `state.seconds` was last brought up to date.
     pub(crate) clock: Instant,
-}
-
-/// What one turn of the loop has to tell.
-struct Turn {
-    report: StepReport,
-    lr: f64,
-    packing: Packing,
-    seconds: f64,
-    /// Of `seconds`, waiting for rows and laying them out.
-    data_seconds: f64,
+    /// The step that was launched last, until its outcome is read.
+    pub(crate) launched: Option<LaunchedStep>,
+    /// Work since the last point of TensorBoard's.
+    pub(crate) meter: Meter,
+    /// Label tokens since the progress was last shown.
+    pub(crate) unshown: usize,
+    /// The device's BF16 rate, if known.
+    pub(crate) peak_tflops: Option<f64>,
 }
 
 impl Trainer {
@@ -93,12 +93,9 @@ impl Trainer {
             if done {
                 break Outcome::Finished;
             }
-            match self.step() {
-                Ok(turn) => self.log(&turn),
-                Err(error) => {
-                    self.save()?;
-                    return Err(error);
-                }
+            if let Err(error) = self.step().and_then(|()| self.log()) {
+                self.save()?;
+                return Err(error);
             }
         };
         self.finish()?;
@@ -109,14 +106,12 @@ impl Trainer {
     /// cadence and after the last step.
     fn evaluate(&mut self) -> Result<(), TrainError> {
         let step = self.state.step;
-        let last = self.settings.steps as u64;
-        let due = step.is_multiple_of(self.settings.eval.every as u64) || step >= last;
         let known = self
             .state
             .validation
             .last
             .is_some_and(|last| last.step == step);
-        if !due || known {
+        if !self.evaluation_is_due() || known {
             return Ok(());
         }
         let loss = evaluate(&self.model, &self.validation, &self.attention, &self.stop)
@@ -129,18 +124,28 @@ impl Trainer {
         Ok(())
     }
 
+    fn evaluation_is_due(&self) -> bool {
+        let step = self.state.step;
+        step.is_multiple_of(self.settings.eval.every as u64) || step >= self.settings.steps as u64
+    }
+
+    fn checkpoint_is_due(&self) -> bool {
+        let step = self.state.step;
+        step > 0 && step.is_multiple_of(self.settings.checkpoint.every as u64)
+    }
+
     /// Saves when that is due: at the settings' cadence, at a new best validation loss, before
     /// leaving.
     fn checkpoint(&mut self, leaving: bool) -> Result<(), TrainError> {
         let step = self.state.step;
-        let cadence = step > 0 && step.is_multiple_of(self.settings.checkpoint.every as u64);
-        let best = step > 0
+        let best = self.settings.checkpoint.best
+            && step > 0
             && self
                 .state
                 .validation
                 .best
                 .is_some_and(|best| best.step == step);
-        if cadence || best || leaving {
+        if self.checkpoint_is_due() || best || leaving {
             self.save()
         } else {
             Ok(())
@@ -151,83 +156,115 @@ impl Trainer {
         if self.saved == Some(self.state.step) {
             return Ok(());
         }
+        let outcome = self.outcome();
         self.advance_clock();
         self.checkpoints
             .save(&self.state, &self.model.params, &self.optimizer)?;
         self.saved = Some(self.state.step);
-        Ok(())
+        outcome.map(drop)
     }
 
     // ------------------------------------------------------------------------------------------
-    // The step. `state` moves on only after the optimiser has run, so that an error leaves the
-    // state from before the step's rows were read.
-    fn step(&mut self) -> Result<Turn, TrainError> {
+    // The step. `state` moves on only after the optimiser has run, or has been launched with a guard
+    // against what is not finite, so that an error leaves the state from before the step's rows were
+    // read.
+    fn step(&mut self) -> Result<(), TrainError> {
         let start = Instant::now();
         let batch = &self.settings.batch;
-        let mut packing = Packing::default();
         let micro_batches = (0..batch.accumulate)
             .map(|_| {
                 let rows: Result<Vec<Row>, _> = self.rows.by_ref().take(batch.rows).collect();
                 let rows = rows.map_err(DataError::from)?;
-                packing.add(&rows);
+                self.meter.packing.add(&rows);
                 Ok(MicroBatch::new(&rows, self.device)?)
             })
             .collect::<Result<Vec<_>, TrainError>>()?;
-        let data_seconds = start.elapsed().as_secs_f64();
-        let lr = self.schedule.lr(self.state.step);
-        let report = train_step(
+        self.meter.data_seconds += start.elapsed().as_secs_f64();
+        let launched = launch_step(
             &mut self.model,
             &mut self.optimizer,
             &micro_batches,
             &self.attention,
-            lr,
+            self.schedule.lr(self.state.step),
             self.settings.optim.clip,
         )
         .map_err(|source| TrainError::Step {
             step: self.state.step + 1,
             source,
         })?;
+        let mask = self.settings.kernel.mask();
+        let flops = self.meter.add(&micro_batches, &self.model.shape, mask);
+        self.state.flops += flops;
+        self.count_seconds(start);
+        self.unshown += launched.counts.tokens as usize;
         self.state.step += 1;
-        self.state.tokens += report.loss.tokens;
-        self.state.train_loss = Some(report.loss.per_byte());
+        self.state.tokens += launched.counts.tokens;
         self.state.data = self.rows.position();
-        Ok(Turn {
-            report,
-            lr,
-            packing,
-            data_seconds,
-            seconds: start.elapsed().as_secs_f64(),
-        })
+        self.launched = Some(launched);
+        Ok(())
+    }
+
+    /// Waits for the step that was launched last, unless that has been done.
+    fn outcome(&mut self) -> Result<Option<StepReport>, TrainError> {
+        let Some(launched) = self.launched.take() else {
+            return Ok(None);
+        };
+        let start = Instant::now();
+        let report = launched.read().map_err(|source| TrainError::Step {
+            step: self.state.step,
+            source,
+        })?;
+        self.count_seconds(start);
+        self.state.train_loss = Some(report.loss.per_byte());
+        Ok(Some(report))
     }
     // ------------------------------------------------------------------------------------------
 
-    fn log(&mut self, turn: &Turn) {
+    fn count_seconds(&mut self, start: Instant) {
+        let seconds = start.elapsed().as_secs_f64();
+        self.meter.seconds += seconds;
+        self.state.step_seconds += seconds;
+    }
+
+    /// Looks at the step's outcome where somebody wants to know it: a GPU is kept waiting for nothing
+    /// else. The CPU has it anyway.
+    fn log(&mut self) -> Result<(), TrainError> {
         let step = self.state.step;
-        let loss = turn.report.loss;
-        self.progress.step(
-            step as usize,
-            loss.per_byte(),
-            turn.lr,
-            loss.tokens as usize,
-        );
-        if step.is_multiple_of(self.settings.log.every as u64) {
-            for (tag, value) in [
-                (TRAIN_LOSS, loss.per_byte()),
-                ("train/lr", turn.lr),
-                ("train/grad_norm", turn.report.grad_norm),
-                ("train/tokens_per_s", loss.tokens as f64 / turn.seconds),
-                ("data/seconds_per_step", turn.data_seconds),
-                ("data/documents_per_row", turn.packing.documents_per_row()),
-                ("data/padding_share", turn.packing.padding_share()),
-                ("data/longest_document", turn.packing.longest as f64),
-            ] {
-                self.board.scalar(tag, step, value);
-            }
-            for (tag, value) in self.attention.take_statistics() {
-                self.board.scalar(&tag, step, value);
+        let is_point = step.is_multiple_of(self.settings.log.every as u64);
+        let is_wanted = is_point || self.evaluation_is_due() || self.checkpoint_is_due();
+        if (is_wanted || self.device == Device::Cpu)
+            && let Some(report) = self.outcome()?
+        {
+            let (lr, tokens) = (
+                self.schedule.lr(step - 1),
+                std::mem::take(&mut self.unshown),
+            );
+            let loss = report.loss.per_byte();
+            self.progress.step(step as usize, loss, lr, tokens);
+            if is_point {
+                self.log_point(&report, lr);
             }
         }
         self.tell_board_failure();
+        Ok(())
+    }
+
+    fn log_point(&mut self, report: &StepReport, lr: f64) {
+        let step = self.state.step;
+        let meter = std::mem::take(&mut self.meter);
+        let mut points = vec![
+            (TRAIN_LOSS, report.loss.per_byte()),
+            ("train/lr", lr),
+            ("train/grad_norm", report.grad_norm),
+            (TOKENS, self.state.tokens as f64),
+        ];
+        points.extend(meter.curves(self.peak_tflops));
+        for (tag, value) in points {
+            self.board.scalar(tag, step, value);
+        }
+        for (tag, value) in self.attention.take_statistics() {
+            self.board.scalar(&tag, step, value);
+        }
     }
 
     fn finish(mut self) -> Result<(), TrainError> {
@@ -246,10 +283,14 @@ impl Trainer {
             step,
             tokens,
             seconds,
+            step_seconds,
+            flops,
             train_loss,
             seed,
             ..
         } = self.state;
+        let per_step_second = |work: f64| (step_seconds > 0.0).then(|| work / step_seconds);
+        let model_tflops = per_step_second(flops / 1e12);
         let validation = &self.state.validation;
         RunSummary {
             attention: self.settings.attention,
@@ -266,6 +307,11 @@ impl Trainer {
             } else {
                 0.0
             },
+            step_tokens_per_s: per_step_second(tokens as f64),
+            model_tflops,
+            utilisation: model_tflops
+                .zip(self.peak_tflops)
+                .map(|(rate, peak)| rate / peak),
             seconds,
             parameters: self.model.params.count() as u64,
             data: self.data_counts.clone(),

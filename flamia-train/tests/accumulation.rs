@@ -26,7 +26,7 @@ fn loss_and_gradient(batches: &[&[(u64, f64)]]) -> (f64, f64) {
         Ok(&weight * nats)
     });
     (
-        total.unwrap() / labels as f64,
+        total.unwrap().double_value(&[]) / labels as f64,
         weight.grad().double_value(&[]),
     )
 }
@@ -66,7 +66,7 @@ fn splitting_a_step_leaves_the_models_gradient() {
             .params
             .iter()
             .flat_map(|(_, param)| floats(&param.grad()));
-        (loss.unwrap(), grads.collect::<Vec<_>>())
+        (loss.unwrap().double_value(&[]), grads.collect::<Vec<_>>())
     };
     let (loss, split) = gradient(&[pack(from_ref(&long)), pack(from_ref(&short))]);
     let (whole_loss, whole) = gradient(&[pack(&[long, short])]);

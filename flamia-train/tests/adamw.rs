@@ -5,7 +5,9 @@ mod common;
 
 use common::floats;
 use flamia_train::model::{Init, ParamSpec, Params};
-use flamia_train::optim::{AdamW, AdamWConfig, clip_global_norm, global_norm};
+use flamia_train::optim::{
+    AdamW, AdamWConfig, Guard, clip_global_norm, global_norm, norm_on_device,
+};
 use serde::Deserialize;
 use tch::{Device, Tensor, no_grad};
 
@@ -78,23 +80,24 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
-#[test]
-fn updates_are_torchs() {
+const CONFIG: AdamWConfig = AdamWConfig {
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    weight_decay: 0.1,
+};
+
+/// Holds an update, given the optimiser, the parameters and a learning rate, against the oracle.
+fn follows_the_oracle(update: impl Fn(&mut AdamW, &mut Params, f64)) {
     let oracle: Oracle = serde_json::from_str(include_str!("oracles/adamw.json")).unwrap();
     let mut params = params();
     for (name, param) in params.iter_mut() {
         set(param, oracle.start.of(name));
     }
-    let config = AdamWConfig {
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-    };
-    let mut optimizer = AdamW::new(config, &params).unwrap();
+    let mut optimizer = AdamW::new(CONFIG, &params).unwrap();
     for (i, step) in oracle.steps.iter().enumerate() {
         set_grads(&mut params, |name| step.grad.of(name).to_vec());
-        optimizer.update(&mut params, step.lr).unwrap();
+        update(&mut optimizer, &mut params, step.lr);
         for (name, param) in params.iter() {
             assert_close(
                 &format!("step {i} {name}"),
@@ -111,6 +114,99 @@ fn updates_are_torchs() {
         }
     }
     assert_eq!(optimizer.step_count(), 5);
+}
+
+/// What a device is told that clips to `max_norm` after a loss.
+fn guard(params: &Params, loss: f64, max_norm: f64) -> Guard {
+    Guard::new(
+        &Tensor::from(loss),
+        &norm_on_device(params).unwrap(),
+        max_norm,
+    )
+    .unwrap()
+}
+
+#[test]
+fn updates_are_torchs() {
+    follows_the_oracle(|optimizer, params, lr| optimizer.update(params, lr).unwrap());
+}
+
+#[test]
+fn guarded_updates_are_torchs() {
+    follows_the_oracle(|optimizer, params, lr| {
+        let guard = guard(params, 1.0, f64::MAX);
+        optimizer.update_guarded(params, lr, &guard).unwrap();
+    });
+}
+
+#[test]
+fn a_guarded_update_is_clipped_as_one_that_the_host_looks_at() {
+    let run = |guarded: bool| {
+        let mut params = params();
+        let mut optimizer = AdamW::new(CONFIG, &params).unwrap();
+        // The second one is below the bound.
+        for size in [3.0, 0.1] {
+            set_grads(&mut params, |name| {
+                vec![size; if name == "matrix" { 12 } else { 5 }]
+            });
+            if guarded {
+                let guard = guard(&params, 1.0, 2.0);
+                optimizer.update_guarded(&mut params, 1e-2, &guard).unwrap();
+            } else {
+                clip_global_norm(&params, 2.0).unwrap();
+                optimizer.update(&mut params, 1e-2).unwrap();
+            }
+        }
+        let moments = optimizer.tensors(&params);
+        let moments: Vec<f32> = moments
+            .iter()
+            .flat_map(|(_, moment)| floats(moment))
+            .collect();
+        (floats(params.get("matrix")), moments)
+    };
+    let ((found, found_moments), (wanted, wanted_moments)) = (run(true), run(false));
+    assert_close("matrix", &found, &wanted);
+    assert_close("moments", &found_moments, &wanted_moments);
+}
+
+#[test]
+fn what_is_not_finite_changes_nothing_and_is_counted() {
+    let mut params = params();
+    let mut optimizer = AdamW::new(CONFIG, &params).unwrap();
+    let mut step = |loss: f64, gradient: f32| {
+        set_grads(&mut params, |name| match name {
+            "matrix" => vec![0.5; 12],
+            _ => vec![0.5, gradient, 0.5, 0.5, 0.5],
+        });
+        let guard = guard(&params, loss, 1.0);
+        optimizer.update_guarded(&mut params, 1e-2, &guard).unwrap();
+        let moments = optimizer.tensors(&params);
+        let moments: Vec<f32> = moments
+            .iter()
+            .flat_map(|(_, moment)| floats(moment))
+            .collect();
+        let weights = params
+            .iter()
+            .flat_map(|(_, param)| floats(param))
+            .collect::<Vec<_>>();
+        (
+            weights,
+            moments,
+            optimizer.skipped().unwrap().double_value(&[]),
+        )
+    };
+    let (weights, moments, skipped) = step(1.0, 0.5);
+    assert_eq!(skipped, 0.0);
+    for (i, (loss, gradient)) in [(1.0, f32::NAN), (1.0, f32::INFINITY), (f64::NAN, 0.5)]
+        .into_iter()
+        .enumerate()
+    {
+        let left_out = step(loss, gradient);
+        assert_eq!(left_out, (weights.clone(), moments.clone(), 1.0 + i as f64));
+    }
+    let (moved, _, skipped) = step(1.0, 0.5);
+    assert_ne!(moved, weights);
+    assert_eq!(skipped, 3.0);
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Run {
     fn step(&mut self, step: u64) {
         self.model.params.zero_grad();
         let model = &self.model;
-        accumulate(&micro_batches(step), 4 + 1 + 8, |packed| {
+        let nats = accumulate(&micro_batches(step), 4 + 1 + 8, |packed| {
             let Packed {
                 documents,
                 tokens,
@@ -55,8 +55,8 @@ impl Run {
                 positions,
             } = packed;
             Ok(model.summed_loss(tokens, positions, labels, documents, &CAUSAL_SDPA)?)
-        })
-        .unwrap();
+        });
+        assert!(nats.unwrap().double_value(&[]).is_finite());
         clip_global_norm(&self.model.params, 1.0).unwrap();
         self.optimizer
             .update(&mut self.model.params, SCHEDULE.lr(step))

@@ -32,6 +32,14 @@ pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
     become_command(trainer.args(args))
 }
 
+/// Builds the trainer's program that reports on runs, which needs no libtorch, and becomes it.
+pub fn report_on_runs(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    let without_torch = ["--no-default-features", "--features", "compare"];
+    let cargo = plain_cargo(here)?;
+    let program = build_program(cargo, "flamia-train", "flamia-report", &without_torch)?;
+    become_command(here.command(program).args(args))
+}
+
 /// Builds the program for data, which needs no libtorch, and becomes it.
 pub fn data(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let program = build(plain_cargo(here)?, "datasets", &[])?;
@@ -236,11 +244,21 @@ fn executable(message: &str, name: &str) -> Option<PathBuf> {
     artifact.executable.filter(|_| is_it)
 }
 
-/// Builds the package's program of the same name in release and returns its path, which a
-/// `build.target` in cargo's configuration would move.
-fn build(mut cargo: Command, package: &str, features: &[&str]) -> anyhow::Result<PathBuf> {
+/// Builds the package's program of the same name.
+fn build(cargo: Command, package: &str, features: &[&str]) -> anyhow::Result<PathBuf> {
+    build_program(cargo, package, package, features)
+}
+
+/// Builds a program of the package in release and returns its path, which a `build.target` in cargo's
+/// configuration would move.
+fn build_program(
+    mut cargo: Command,
+    package: &str,
+    program: &str,
+    features: &[&str],
+) -> anyhow::Result<PathBuf> {
     cargo
-        .args(["build", "--release", "--package", package, "--bin", package])
+        .args(["build", "--release", "--package", package, "--bin", program])
         .args(features);
     say(shown(&cargo));
     let mut child = cargo
@@ -253,11 +271,11 @@ fn build(mut cargo: Command, package: &str, features: &[&str]) -> anyhow::Result
         .into_iter()
         .flat_map(BufRead::lines)
         .map_while(Result::ok);
-    let program = lines.filter_map(|line| executable(&line, package)).last();
+    let path = lines.filter_map(|line| executable(&line, program)).last();
     if !child.wait()?.success() {
-        bail!("{package} does not build; cargo says why above");
+        bail!("{program} does not build; cargo says why above");
     }
-    program.with_context(|| format!("cargo built {package} and did not say where"))
+    path.with_context(|| format!("cargo built {program} and did not say where"))
 }
 
 /// The value as one word of a POSIX shell.

@@ -22,6 +22,12 @@ pub enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Show runs side by side as an HTML page (`cargo xtask report --help`)
+    #[command(disable_help_flag = true)]
+    Report {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Prepare token caches, and look into them (`cargo xtask data --help` lists what there is)
     // Its program owns its command line, `--help` included.
     #[command(disable_help_flag = true)]
@@ -98,6 +104,7 @@ mod tests {
             .chain(line.iter().copied());
         match Cli::try_parse_from(line).unwrap().task {
             Task::Train { args }
+            | Task::Report { args }
             | Task::Probe { args }
             | Task::Bench { args }
             | Task::Sched { args } => args,
@@ -119,7 +126,7 @@ mod tests {
             &["--no-such-flag=3", "positional", "--", "--after"],
             &[],
         ] {
-            for task in ["train", "probe", "bench", "sched"] {
+            for task in ["train", "report", "probe", "bench", "sched"] {
                 assert_eq!(passed_on(task, line), line, "{task} {line:?}");
             }
         }

@@ -24,6 +24,12 @@ pub struct TrainState {
     pub train_loss: Option<f64>,
     /// Seconds of training, over all resumptions.
     pub seconds: f64,
+    /// Of these, seconds of steps: without evaluations and checkpoints.
+    #[serde(default)]
+    pub step_seconds: f64,
+    /// Floating-point operations of the model in those steps.
+    #[serde(default)]
+    pub flops: f64,
     /// SHA-256 of the settings that a resumed run must not change.
     pub settings_sha256: String,
     /// What wrote it.

@@ -2,6 +2,8 @@
 
 use tch::{Kind, TchError, Tensor};
 
+use crate::device::send;
+
 /// The rotation of every token of a packed row.
 #[derive(Debug)]
 pub struct Rope {
@@ -21,7 +23,7 @@ impl Rope {
         let frequencies: Vec<f64> = (0..head_dim / 2)
             .map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64))
             .collect();
-        let frequencies = Tensor::f_from_slice(&frequencies)?.f_to_device(positions.device())?;
+        let frequencies = send(&Tensor::f_from_slice(&frequencies)?, positions.device())?;
         // Angles in f64: at position 100,000 an f32 angle is off by thousandths of a radian.
         let angles = positions
             .f_to_kind(Kind::Double)?
@@ -33,7 +35,8 @@ impl Rope {
         })
     }
 
-    /// Turns `x` `[T, heads, E]`, pairing element `i` with `i + E/2` as Hugging Face's Llama does.
+    /// Turns `x` `[T, heads, E]`, pairing element `i` with `i + E/2` as Hugging Face's Llama does. It
+    /// computes in f32, whatever the kind of `x`, which is the result's.
     ///
     /// # Errors
     /// When torch refuses, as for an `x` of another length.
@@ -42,6 +45,6 @@ impl Rope {
         let (a, b) = (&halves[0], &halves[1]);
         let turned_a = a.f_mul(&self.cos)?.f_sub(&b.f_mul(&self.sin)?)?;
         let turned_b = b.f_mul(&self.cos)?.f_add(&a.f_mul(&self.sin)?)?;
-        Tensor::f_cat(&[turned_a, turned_b], -1)
+        Tensor::f_cat(&[turned_a, turned_b], -1)?.f_to_kind(x.kind())
     }
 }

@@ -86,6 +86,18 @@ impl ModelShape {
         Ok(())
     }
 
+    /// Floating-point operations of a training step on `tokens` tokens whose queries see `pairs` keys
+    /// in all: a multiplication and an addition for each weight of a matrix product and for each
+    /// entry of the two products of attention, forward once and backward twice. What is computed
+    /// again, and the embedding's look-up, is not counted.
+    pub fn training_flops(&self, tokens: u64, pairs: u64) -> f64 {
+        let (q_width, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let layer = self.dim * (2 * q_width + 2 * kv_width + 3 * self.ffn_dim);
+        let weights = self.layers * layer + self.vocab * self.dim;
+        let attention = 2 * self.layers * q_width;
+        6.0 * (weights as f64 * tokens as f64 + attention as f64 * pairs as f64)
+    }
+
     /// Every parameter with its shape and its initial distribution, in the order in which the
     /// random numbers are drawn. Matrices are `[out, in]`, as Hugging Face stores them.
     ///

@@ -215,6 +215,39 @@ pub enum Packing {
 
 words!(Packing { BestFit = "best-fit", Concat = "concat" });
 
+/// A model that has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Preset {
+    /// The defaults: minutes on a CPU.
+    Tiny,
+    /// 77 million parameters on bytes.
+    Byte75m,
+    /// 1.2 billion parameters, Llama 3's vocabulary.
+    Llama1b,
+    /// 8 billion parameters, Llama 3's shape.
+    Llama8b,
+}
+
+words!(Preset {
+    Tiny = "tiny",
+    Byte75m = "byte-75m",
+    Llama1b = "llama-1b",
+    Llama8b = "llama-8b"
+});
+
+/// What matrix products are computed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// BF16 on a GPU, FP32 on the CPU.
+    Auto,
+    /// FP32 throughout.
+    Fp32,
+    /// BF16, from FP32 weights.
+    Bf16,
+}
+
+words!(Precision { Auto = "auto", Fp32 = "fp32", Bf16 = "bf16" });
+
 /// Which attention every layer calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Attention {
@@ -222,6 +255,8 @@ pub enum Attention {
     Path(Path),
     /// Torch's own, called per document.
     Sdpa,
+    /// Torch's FlashAttention 2 on packed documents, on GPUs alone.
+    Flash,
 }
 
 impl fmt::Display for Attention {
@@ -229,6 +264,7 @@ impl fmt::Display for Attention {
         match self {
             Self::Path(path) => path.fmt(f),
             Self::Sdpa => f.write_str("sdpa"),
+            Self::Flash => f.write_str("flash"),
         }
     }
 }
@@ -239,6 +275,7 @@ impl FromStr for Attention {
     fn from_str(name: &str) -> Result<Self, UnknownName> {
         match name {
             "sdpa" => Ok(Self::Sdpa),
+            "flash" => Ok(Self::Flash),
             _ => name
                 .parse()
                 .map(Self::Path)
@@ -249,7 +286,7 @@ impl FromStr for Attention {
 
 impl Spelled for Attention {
     fn spellings() -> Vec<&'static str> {
-        [Path::names(), &["sdpa"]].concat()
+        [Path::names(), &["sdpa", "flash"]].concat()
     }
 }
 

@@ -24,7 +24,7 @@ summary.json and a plot of the loss.
 
 Every setting below can also stand in a TOML file given to --config, under the key shown with it, \
 or in the environment variable shown. Flags win over the environment, the environment over the \
-file, the file over the defaults.";
+file, the file over --preset, a preset over the defaults.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,6 +38,9 @@ Examples:
 
   Train on FineWeb-Edu shards with another tokenizer:
     cargo xtask train --data shards/ --tokenizer tokenizer.json
+
+  Train a 77-million-parameter model on the bytes of your documents, on a GPU:
+    cargo xtask train --preset byte-75m --data shards/ --attention flash
 
   Keep settings in a file, and change one of them for a run:
     cat big.toml

@@ -112,6 +112,25 @@ impl Layer {
         self.add(key, key.kind.parse(text), place, format!("{text:?}"))
     }
 
+    /// Adds the value that `text` spells for the setting `path`, from `place`.
+    pub(super) fn add_known(
+        &mut self,
+        path: &str,
+        text: &str,
+        place: &str,
+    ) -> Result<(), SettingsError> {
+        match keys().iter().find(|key| key.path == path) {
+            Some(key) => self.add(key, key.kind.parse(text), place.into(), format!("{text:?}")),
+            None => Err(unknown(place, path, |key| key.path)),
+        }
+    }
+
+    /// The value of the setting `path`, if this source has one.
+    pub(super) fn value(&self, path: &str) -> Option<&ValueKind> {
+        let of_path = |(key, ..): &&(&'static Key, ValueKind, String)| key.path == path;
+        self.values.iter().find(of_path).map(|(_, value, _)| value)
+    }
+
     fn add(
         &mut self,
         key: &'static Key,

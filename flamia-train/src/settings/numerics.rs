@@ -52,8 +52,15 @@ impl Settings {
     pub(super) fn numerics_problem(&self) -> Option<Problem> {
         let path = match self.attention {
             Attention::Path(path) => path,
-            Attention::Sdpa => Path::Reference,
+            Attention::Sdpa | Attention::Flash => Path::Reference,
         };
+        if self.attention == Attention::Flash && self.kernel.window != 0 {
+            return Some(Problem {
+                fields: self.fields(|path| matches!(path, "attention" | "kernel.window")),
+                rule: "flash is called without a sliding window".into(),
+                fix: Some("give --attention sdpa or mxfp8, which have one".into()),
+            });
+        }
         let options = self.kernel.options(path);
         if let Err(error) = options.validate_training(self.model.head_dim) {
             return Some(self.told(&error));

@@ -12,11 +12,20 @@ use flamia_kernels::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::choice::{Ablate, Attention, Auto, AutoSwitch, Device, Named, Packing};
+use super::choice::{
+    Ablate, Attention, Auto, AutoSwitch, Device, Named, Packing, Precision, Preset,
+};
 use super::key::{Key, Setting, settings_table};
 
 settings_table! {
     "Run" {
+        /// A named model with rows and a learning rate that suit it; other settings win over it.
+        ///
+        /// tiny is the defaults. byte-75m: 6 layers, width 1,024, 8 heads of 128, for bytes in
+        /// contexts of 1,024. llama-1b: 16 layers, width 2,048, 16 heads of 128 on 4 key/value heads;
+        /// llama-8b: 32 layers, width 4,096, 32 heads of 128 on 8. These two are for Llama 3's
+        /// tokenizer of 128,256 entries, which --tokenizer takes, and for GPUs.
+        preset: Preset = Preset::Tiny;
         /// What to learn from: a Parquet file, or a folder of Parquet shards.
         ///
         /// Only the column `text` is needed; one row is one document. FineWeb-Edu's shards can be
@@ -38,7 +47,8 @@ settings_table! {
         ///
         /// `mxfp8`, `nvfp4` (scores in 4 bits) and `fp4` (all in 4 bits) are the low-bit paths, forward
         /// and backward; `reference` is exact attention in FP32, to compare with; `sdpa` is torch's
-        /// own, called per document, as a baseline.
+        /// own, called per document, and `flash` its FlashAttention 2 in BF16 on packed documents,
+        /// for GPUs: the baselines.
         attention: Attention = Attention::Path(Path::Mxfp8);
         /// Where to train: auto takes the first GPU that torch can use, else the CPU.
         device: Device = Device::Auto;
@@ -115,6 +125,22 @@ settings_table! {
         weight_decay: f64 = 0.1;
         /// Largest norm of the gradient over all parameters; longer ones are scaled down to it.
         clip: f64 = 1.0;
+    }
+
+    compute: ComputeSettings, "Computation" {
+        /// What matrix products are computed in, attention's baselines among them.
+        ///
+        /// auto is bf16 on a GPU and fp32 on the CPU. With bf16, weights, moments, gradients, norms,
+        /// the residual stream and the loss stay in FP32.
+        precision: Precision = Precision::Auto;
+        /// Tokens whose logits the loss holds at once; 0 for as many as have 2^26 logits.
+        ///
+        /// A micro-batch of more tokens is taken in chunks of so many: large vocabularies need it.
+        loss_chunk: usize = 0;
+        /// The device's dense BF16 rate in TFLOP/s, to which utilisation refers; 0 goes by the GPU's name.
+        ///
+        /// Without a rate that is given or known, no utilisation is logged.
+        peak_tflops: f64 = 0.0;
     }
 
     kernel: KernelSettings, "Attention numerics" {
@@ -201,6 +227,8 @@ settings_table! {
         every: usize = 200;
         /// How many of the last checkpoints to keep; the best one is kept besides.
         keep: usize = 2;
+        /// Whether to save at every new lowest validation loss too.
+        best: bool = true;
     }
 
     log: LogSettings, "Logging" {

@@ -6,6 +6,7 @@ use super::*;
 /// Every public spelling, by hand: key | flag | variable | default | another value | that value in
 /// TOML. A line that changes here breaks somebody's scripts and files.
 const SURFACE: &str = "\
+preset | --preset | FLAMIA_PRESET | tiny | byte-75m | 'byte-75m'
 data | --data | FLAMIA_DATA | the built-in corpus: Markdown and Rust sources of this build's dependencies | shards | 'shards'
 tokenizer | --tokenizer | FLAMIA_TOKENIZER | bytes | t.json | 't.json'
 out | --out | FLAMIA_OUT | runs/<UTC time>-<attention> | runs/a b | 'runs/a b'
@@ -37,6 +38,9 @@ optim.beta2 | --optim-beta2 | FLAMIA_OPTIM_BETA2 | 0.95 | 0.99 | 0.99
 optim.eps | --optim-eps | FLAMIA_OPTIM_EPS | 1e-8 | 1e-6 | 1e-6
 optim.weight_decay | --optim-weight-decay | FLAMIA_OPTIM_WEIGHT_DECAY | 0.1 | 0 | 0.0
 optim.clip | --optim-clip | FLAMIA_OPTIM_CLIP | 1.0 | 0.5 | 0.5
+compute.precision | --compute-precision | FLAMIA_COMPUTE_PRECISION | auto | bf16 | 'bf16'
+compute.loss_chunk | --compute-loss-chunk | FLAMIA_COMPUTE_LOSS_CHUNK | 0 | 100 | 100
+compute.peak_tflops | --compute-peak-tflops | FLAMIA_COMPUTE_PEAK_TFLOPS | 0.0 | 989 | 989
 kernel.profile | --kernel-profile | FLAMIA_KERNEL_PROFILE | auto | hopper | 'hopper'
 kernel.backend | --kernel-backend | FLAMIA_KERNEL_BACKEND | auto | host | 'host'
 kernel.window | --kernel-window | FLAMIA_KERNEL_WINDOW | 0 | 64 | 64
@@ -60,6 +64,7 @@ eval.rows | --eval-rows | FLAMIA_EVAL_ROWS | 64 | 1 | 1
 eval.fraction | --eval-fraction | FLAMIA_EVAL_FRACTION | 0.05 | 0.5 | 0.5
 checkpoint.every | --checkpoint-every | FLAMIA_CHECKPOINT_EVERY | 200 | 7 | 7
 checkpoint.keep | --checkpoint-keep | FLAMIA_CHECKPOINT_KEEP | 2 | 1 | 1
+checkpoint.best | --checkpoint-best | FLAMIA_CHECKPOINT_BEST | true | false | false
 log.every | --log-every | FLAMIA_LOG_EVERY | 1 | 5 | 5";
 
 fn surface() -> Vec<[&'static str; 6]> {
@@ -244,6 +249,58 @@ fn a_resumed_run_keeps_its_settings_until_told_otherwise() {
 }
 
 #[test]
+fn a_preset_stands_between_defaults_and_everything_that_is_said() {
+    let file = Toml::new("preset = 'llama-1b'\n[model]\nlayers = 3");
+    let settings = file.load(&["--model-dim", "512"], &[("FLAMIA_OPTIM_LR", "1e-3")]);
+    let settings = settings.unwrap();
+    let model = &settings.model;
+    assert_eq!(settings.preset, Preset::Llama1b);
+    assert_eq!((model.layers, model.dim, model.ffn_dim), (3, 512, 8192));
+    assert_eq!((model.heads, model.kv_heads, model.head_dim), (16, 4, 128));
+    assert_eq!(settings.optim.lr, 1e-3);
+    assert_eq!(settings.origin("model.ffn_dim"), Some("preset llama-1b"));
+    assert_eq!(settings.origin("model.dim"), Some("flag --model-dim"));
+
+    // The one that is said last is the one.
+    let settings = file.load(&["--preset", "byte-75m"], &[]).unwrap();
+    assert_eq!((settings.model.dim, settings.model.layers), (1024, 3));
+    assert_eq!(settings.model.kv_heads, 8);
+    // A short run is warmed up shortly all the same.
+    let short = load(&["--preset", "byte-75m", "--steps", "50"], &[]).unwrap();
+    assert_eq!(short.optim.warmup, 10);
+    // What a run was started with wins over a preset that it is resumed with.
+    let saved = Toml::new("preset = 'tiny'\n[model]\ndim = 64");
+    let args = ["--preset", "llama-8b"].map(OsString::from);
+    let settings = Settings::load_resuming(&saved.path(), args, []).unwrap();
+    assert_eq!((settings.model.dim, settings.model.layers), (64, 32));
+}
+
+#[test]
+fn presets_are_the_models_of_their_names() {
+    // Parameters that are multiplied with, counted by hand.
+    for (name, expected) in [
+        ("tiny", 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384)),
+        ("byte-75m", 6 * (4 * 1024 * 1024 + 3 * 1024 * 2816)),
+        (
+            "llama-1b",
+            16 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192),
+        ),
+        (
+            "llama-8b",
+            32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336_usize),
+        ),
+    ] {
+        let model = load(&["--preset", name], &[]).unwrap().model;
+        let (q, kv) = (
+            model.heads * model.head_dim,
+            model.kv_heads * model.head_dim,
+        );
+        let layer = model.dim * (2 * q + 2 * kv + 3 * model.ffn_dim);
+        assert_eq!(model.layers * layer, expected, "{name}");
+    }
+}
+
+#[test]
 fn unknown_names_are_refused_with_the_nearest_known_one() {
     for (toml, found, nearest) in [
         ("step = 3", "step", "steps"),
@@ -333,7 +390,7 @@ fn wrong_types_are_refused_with_the_expected_type_and_the_value() {
     );
     assert_eq!(
         error(load(&[], &[("FLAMIA_ATTENTION", "mxfp4")])),
-        "environment FLAMIA_ATTENTION: attention must be one of reference, mxfp8, nvfp4, fp4, sdpa, \
+        "environment FLAMIA_ATTENTION: attention must be one of reference, mxfp8, nvfp4, fp4, sdpa, flash, \
          found \"mxfp4\"",
     );
     assert!(error(load(&["--device", "cuda:-1"], &[])).contains("cuda:-1"));
@@ -503,7 +560,7 @@ fn options(args: &str) -> flamia_kernels::Options {
     let settings = load(&args, &[]).unwrap();
     match settings.attention {
         Attention::Path(path) => settings.kernel.options(path),
-        Attention::Sdpa => panic!("{args:?}"),
+        Attention::Sdpa | Attention::Flash => panic!("{args:?}"),
     }
 }
 
@@ -568,6 +625,7 @@ fn every_range_is_checked_at_its_ends() {
         ("--checkpoint-every", "0", "1"),
         ("--checkpoint-keep", "0", "1"),
         ("--log-every", "0", "1"),
+        ("--compute-peak-tflops", "-1", "0"),
         ("--kernel-c", "5", "3"),
         ("--kernel-tau", "-1", "0"),
     ] {
@@ -591,6 +649,11 @@ fn every_range_is_checked_at_its_ends() {
 
 #[test]
 fn all_problems_are_told_at_once() {
+    let message = error(load(&["--attention", "flash", "--kernel-window", "9"], &[]));
+    assert!(
+        message.contains("sliding window") && message.contains("sdpa"),
+        "{message}"
+    );
     let message = error(load(&["--model-dim", "0", "--batch-rows", "0"], &[]));
     assert_eq!(message.lines().count(), 2, "{message}");
 }
@@ -600,7 +663,7 @@ fn settings_survive_a_round_trip_through_toml() {
     // What goes with fp4, with every other setting that is no number format's.
     let fp4: Vec<_> = surface()
         .iter()
-        .filter(|row| row[0] != "attention" && row[0] != "kernel.profile")
+        .filter(|row| !["attention", "kernel.profile", "preset"].contains(&row[0]))
         .flat_map(|row| [row[1], row[4]])
         .chain(["--attention", "fp4"])
         .collect();
@@ -630,7 +693,7 @@ fn the_listing_shows_every_value_and_where_it_came_from() {
     assert!(line("attention ").ends_with("mxfp8"));
     let groups = text.lines().filter(|line| !line.starts_with(' ')).count();
     assert_eq!(text.lines().count(), keys().len() + groups);
-    assert_eq!(groups, 8);
+    assert_eq!(groups, 9);
 }
 
 #[test]

@@ -64,6 +64,7 @@ impl Check<'_> {
             model,
             batch,
             optim,
+            compute,
             eval,
             checkpoint,
             log,
@@ -113,13 +114,17 @@ impl Check<'_> {
                 "give a positive number",
             );
         }
-        let decay = optim.weight_decay;
-        self.rule(
-            decay.is_finite() && decay >= 0.0,
-            &["optim.weight_decay"],
-            "it must not be below 0",
-            "give 0 or more",
-        );
+        for (key, value) in [
+            ("optim.weight_decay", optim.weight_decay),
+            ("compute.peak_tflops", compute.peak_tflops),
+        ] {
+            self.rule(
+                value.is_finite() && value >= 0.0,
+                &[key],
+                "it must not be below 0",
+                "give 0 or more",
+            );
+        }
         for (key, value) in [("optim.beta1", optim.beta1), ("optim.beta2", optim.beta2)] {
             let holds = (0.0..1.0).contains(&value);
             self.rule(

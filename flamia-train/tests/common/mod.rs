@@ -35,7 +35,7 @@ pub fn tiny_shape() -> ModelShape {
 /// A model whose weights are large enough for every part of it to matter.
 pub fn model(shape: ModelShape, seed: u64) -> Model {
     let params = Params::init(&shape.parameters(0.4), seed, Device::Cpu).unwrap();
-    Model { shape, params }
+    Model::new(shape, params)
 }
 
 /// The attention of that name, with default numerics.
@@ -110,6 +110,8 @@ pub fn state(step: u64) -> TrainState {
         validation: Validation::default(),
         train_loss: Some(0.1 + 0.2),
         seconds: 1.5,
+        step_seconds: 1.25,
+        flops: 1e9,
         settings_sha256: "c".into(),
         versions: Versions::of_this_build("2.11.0".into(), "a CPU".into(), 1),
     }

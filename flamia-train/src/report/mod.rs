@@ -1,0 +1,93 @@
+//! Runs side by side: one HTML page that needs nothing else, or the loss curves alone as SVG.
+
+mod page;
+mod run;
+
+use std::path::PathBuf;
+
+use crate::curves::{SPEED, TRAIN_LOSS, VAL_LOSS};
+use crate::plot::{PlotError, Series, Style, chart};
+use crate::tensorboard::EventError;
+
+pub use page::page;
+pub use run::RunRecord;
+
+/// Why runs cannot be reported.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A folder that is no run's.
+    #[error("{} holds no run: it has no settings.toml", path.display())]
+    NoRun {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file of a run that cannot be understood.
+    #[error("cannot understand {}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The parser's or the system's reason.
+        reason: String,
+    },
+    /// Event files.
+    #[error(transparent)]
+    Events(#[from] EventError),
+    /// A chart.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
+}
+
+/// What a chart has along its x axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Along {
+    /// Optimiser steps.
+    Steps,
+    /// Label tokens trained on.
+    Tokens,
+}
+
+impl Along {
+    fn axis(self) -> &'static str {
+        match self {
+            Self::Steps => "step",
+            Self::Tokens => "million tokens",
+        }
+    }
+}
+
+/// Training and validation losses of `runs` as an SVG. A run has one hue: thin and light for training,
+/// bold and dark for validation. Points whose tokens were not recorded are left out along tokens.
+///
+/// # Errors
+/// [`PlotError::Draw`].
+pub fn loss_chart(runs: &[RunRecord], along: Along) -> Result<String, PlotError> {
+    let series = runs.iter().flat_map(|run| {
+        let curve = |tag, what, style| Series {
+            name: format!("{}, {what}", run.name),
+            points: run.curve(tag, along),
+            style,
+        };
+        [
+            curve(TRAIN_LOSS, "training", Style::Thin),
+            curve(VAL_LOSS, "validation", Style::Bold),
+        ]
+    });
+    let series: Vec<Series> = series.collect();
+    let unit = runs.iter().find_map(|run| run.unit());
+    let y_axis = format!("loss ({})", unit.unwrap_or("nats"));
+    chart("Loss", &series, [along.axis(), &y_axis])
+}
+
+/// Tokens per second of `runs` as an SVG.
+///
+/// # Errors
+/// [`PlotError::Draw`].
+pub fn speed_chart(runs: &[RunRecord]) -> Result<String, PlotError> {
+    let series = runs.iter().map(|run| Series {
+        name: run.name.clone(),
+        points: run.curve(SPEED, Along::Steps),
+        style: Style::Line,
+    });
+    let series: Vec<Series> = series.collect();
+    chart("Throughput", &series, ["step", "tokens/s"])
+}

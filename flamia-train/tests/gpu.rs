@@ -1,0 +1,58 @@
+//! Training on a GPU: steps that the host does not wait for, in BF16, on packed documents.
+//! `cargo test -p flamia-train --test gpu -- --ignored` on a machine with an NVIDIA GPU.
+#![cfg(feature = "torch")]
+
+mod common;
+
+use common::run::{Workplace, args, summary, train};
+use flamia_train::error::chain;
+
+const GPU: &str = "--device cuda:0 --model-head-dim 64 --steps 20 --optim-lr 1e-2";
+
+#[test]
+#[ignore = "needs a GPU"]
+fn flash_in_bf16_learns_as_exact_attention_in_fp32_on_the_cpu() {
+    let workplace = Workplace::new();
+    let run = |name: &str, more: &str| {
+        train(&args(&workplace.data, &workplace.run(name), more)).unwrap();
+        summary(&workplace.run(name))
+    };
+    let cpu = run("cpu", "--model-head-dim 64 --steps 20 --optim-lr 1e-2");
+    for (name, more) in [
+        ("flash", "--attention flash"),
+        (
+            "flash, logged now and then",
+            "--attention flash --log-every 7",
+        ),
+        ("sdpa", "--attention sdpa"),
+        ("chunks", "--attention flash --compute-loss-chunk 50"),
+    ] {
+        let gpu = run(name, &format!("{GPU} {more}"));
+        for loss in ["val_loss_first", "val_loss", "train_loss"] {
+            let [gpu, cpu] = [&gpu, &cpu].map(|run| run[loss].as_f64().unwrap());
+            println!("{name}, {loss}: {gpu} and {cpu} on the CPU");
+            assert!((gpu - cpu).abs() < 0.03, "{name}, {loss}: {gpu} {cpu}");
+        }
+        assert!(gpu["step_tokens_per_s"].as_f64().unwrap() > 0.0);
+        let settings = &gpu["settings"]["compute"];
+        assert_eq!(settings["precision"], "auto");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_is_not_finite_is_left_out_and_told_when_the_step_is_looked_at() {
+    let workplace = Workplace::new();
+    let flags = format!("{GPU} --attention flash --log-every 5 --eval-every 5");
+    let flags = flags.replace("1e-2", "1e30");
+    let error = train(&args(&workplace.data, &workplace.run("run"), &flags)).unwrap_err();
+    let told = chain(&error);
+    println!("{told}");
+    assert!(told.contains("their updates were left out"), "{told}");
+    assert!(
+        workplace
+            .run("run")
+            .join("checkpoints/step-000005")
+            .exists()
+    );
+}
