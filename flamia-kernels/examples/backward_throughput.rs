@@ -228,7 +228,9 @@ impl Bench {
         let header = header(gpu, self.item_count)?;
         let call = self.call(&header, per_section);
         // SAFETY: all buffers are this value's, which outlives the replays.
-        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
+        median(gpu, |stream| unsafe {
+            kernel.launch(stream, &call).map_err(Into::into)
+        })
     }
 
     fn queries(&self, gpu: &Gpu, per_section: usize) -> Result<f64, Box<dyn Error>> {
@@ -258,7 +260,9 @@ impl Bench {
             hysteresis: 3,
         };
         // SAFETY: as in `keys`.
-        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
+        median(gpu, |stream| unsafe {
+            kernel.launch(stream, &call).map_err(Into::into)
+        })
     }
 
     fn fused(&self, gpu: &Gpu, per_section: usize, sums: DqSums) -> Result<f64, Box<dyn Error>> {
@@ -281,7 +285,9 @@ impl Bench {
             },
         };
         // SAFETY: all buffers outlive the replays.
-        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
+        median(gpu, |stream| unsafe {
+            kernel.launch(stream, &call).map_err(Into::into)
+        })
     }
 }
 
