@@ -29,9 +29,10 @@ fn a_page_shows_curves_results_and_what_differs() {
     let html = page(&runs).unwrap();
     assert!(html.starts_with("<!doctype html>") && html.trim_end().ends_with("</html>"));
     assert!(html.contains("fast &amp; loose") && !html.contains("fast & loose"));
-    // Losses over steps and over tokens, and throughput.
-    assert_eq!(html.matches("<svg").count(), 3);
-    assert_eq!(html.matches("</svg>").count(), 3);
+    // Losses over steps and over tokens, their difference, and throughput.
+    assert_eq!(html.matches("<svg").count(), 4);
+    assert_eq!(html.matches("</svg>").count(), 4);
+    assert!(html.contains("Validation loss above that of slow"));
     assert!(
         !html.contains("<script") && !html.contains("src="),
         "{html}"
