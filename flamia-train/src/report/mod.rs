@@ -1,6 +1,7 @@
 //! Runs side by side: one HTML page that needs nothing else, or the loss curves alone as SVG.
 
 mod page;
+mod rows;
 mod run;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use crate::plot::{PlotError, Series, Style, chart};
 use crate::tensorboard::EventError;
 
 pub use page::page;
+pub use rows::{ReportRow, rows};
 pub use run::RunRecord;
 
 /// Why runs cannot be reported.
