@@ -1,6 +1,7 @@
 //! How fast the backward kernels are by themselves, operands quantised before: microseconds and TFLOP/s,
-//! the median of replays of a graph. FLOPs are those of visible pairs alone, of the products that each
-//! kernel makes: four for dK and dV, three for dQ.
+//! the median of replays of a graph. FLOPs are those of visible pairs alone, of the products that each makes: four
+//! for dK and dV, three for dQ, five for the kernel of all gradients, whose times are those of its three
+//! launches.
 //!
 //! `cargo run --release -p flamia-kernels --features cuda --example backward_throughput`
 
@@ -9,6 +10,9 @@ use std::num::NonZero;
 
 use flamia_cuda::{Buffer, Gpu, Graph, Stream, Timer};
 use flamia_kernels::Mask;
+use flamia_kernels::cuda::backward_fused::{
+    BackwardFused, BackwardFusedCall, BackwardFusedConfig, DqSums,
+};
 use flamia_kernels::cuda::backward_keys::{
     BackwardKeys, BackwardKeysCall, BackwardKeysConfig, BackwardWork,
 };
@@ -50,20 +54,22 @@ fn main() -> Result<(), Box<dyn Error>> {
         for (name, lengths) in &workloads {
             let bench = Bench::new(&gpu, head_dim, mask, lengths)?;
             let pairs = bench.documents.visible_pairs(mask) as usize;
-            let product = (2 * pairs * HEADS * head_dim.get()) as f64;
-            for (per_section, is_dynamic) in [(HEADS, false), (HEADS, true), (4, true)] {
-                let (dk_dv, dq) = (
-                    bench.keys(&gpu, per_section, is_dynamic)?,
-                    bench.queries(&gpu, per_section, is_dynamic)?,
-                );
-                println!(
-                    "{:3} {mask:6} {name:12}: dK, dV {dk_dv:8.1} us, {:5.0} TFLOP/s; dQ {dq:8.1} us, \
-                     {:5.0} TFLOP/s; sections of {per_section:2} heads, {}",
-                    head_dim.get(),
-                    4.0 * product / dk_dv / 1e6,
-                    3.0 * product / dq / 1e6,
-                    if is_dynamic { "dynamic" } else { "static" },
-                );
+            let tflops = |products: usize, us: f64| {
+                (2 * products * pairs * HEADS * head_dim.get()) as f64 / us / 1e6
+            };
+            let case = format!("{:3} {mask:6} {name:12}", head_dim.get());
+            for per_section in [HEADS, 4] {
+                let way = format!("sections of {per_section:2} heads");
+                let tell = |what: &str, products, us| {
+                    let rate = tflops(products, us);
+                    println!("{case} {what:10} {us:8.1} us, {rate:5.0} TFLOP/s, {way}");
+                };
+                tell("dK and dV", 4, bench.keys(&gpu, per_section)?);
+                tell("dQ", 3, bench.queries(&gpu, per_section)?);
+                for sums in DqSums::ALL {
+                    let us = bench.fused(&gpu, per_section, sums)?;
+                    tell(&format!("all, {sums:?}"), 5, us);
+                }
             }
         }
     }
@@ -79,7 +85,9 @@ struct Bench {
     documents: Documents,
     /// Q, K, V and dO.
     operands: [Operand; 4],
-    gradients: [Buffer<u16>; 2],
+    /// dQ, dK and dV.
+    gradients: [Buffer<u16>; 3],
+    cu_seqlens: Buffer<i32>,
     items: Buffer<i32>,
     item_count: usize,
     counter: Buffer<u32>,
@@ -133,9 +141,9 @@ impl Bench {
         let config = ForwardConfig {
             head_dim,
             mask,
-            item_rows: ItemRows::R128,
+            item_rows: ItemRows::R192,
         };
-        let (header, items, _) = schedule(gpu, &config.tiling(), &documents, false)?;
+        let (header, items, _) = schedule(gpu, &config.tiling(), &documents)?;
         let counter = Buffer::filled(gpu, 1, 0)?;
         let call = ForwardCall {
             q: q.1,
@@ -165,13 +173,14 @@ impl Bench {
             lse: lse.pointer(),
         };
         let d_o = quantise(4, false, Forms::BothWithRowSums, Some(output))?;
-        let (_, items, item_count) = schedule(gpu, &Tiling::backward(mask), &documents, false)?;
+        let (_, items, item_count) = schedule(gpu, &Tiling::backward(mask), &documents)?;
         let gradient = || Buffer::filled(gpu, elements, 0);
         Ok(Self {
             head_dim,
             mask,
             operands: [q, k, v, d_o],
-            gradients: [gradient()?, gradient()?],
+            gradients: [gradient()?, gradient()?, gradient()?],
+            cu_seqlens,
             items,
             item_count,
             counter,
@@ -179,26 +188,29 @@ impl Bench {
         })
     }
 
-    fn keys(&self, gpu: &Gpu, per_section: usize, is_dynamic: bool) -> Result<f64, Box<dyn Error>> {
-        let config = BackwardKeysConfig {
+    fn config(&self) -> BackwardKeysConfig {
+        BackwardKeysConfig {
             head_dim: self.head_dim,
             mask: self.mask,
             rotated: self.head_dim == HeadDim::D128,
-        };
-        let kernel = BackwardKeys::new(gpu, config)?;
-        let header = header(gpu, self.item_count, is_dynamic)?;
-        let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| self.operands[i].1);
+        }
+    }
+
+    fn gradient(&self, number: usize) -> DeviceTensor {
         let shape = [self.documents.total(), HEADS, self.head_dim.get()];
-        let [dk, dv] =
-            [0, 1].map(|i| DeviceTensor::packed("gradient", self.gradients[i].pointer(), shape));
-        let call = BackwardKeysCall {
+        DeviceTensor::packed("gradient", self.gradients[number].pointer(), shape)
+    }
+
+    fn call(&self, header: &Buffer<u32>, per_section: usize) -> BackwardKeysCall {
+        let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| self.operands[i].1);
+        BackwardKeysCall {
             q,
             k,
             v,
             d_o,
             heads: HEADS,
-            dk,
-            dv,
+            dk: self.gradient(1),
+            dv: self.gradient(2),
             documents: self.documents.len(),
             work: BackwardWork {
                 header: header.pointer(),
@@ -208,35 +220,33 @@ impl Bench {
             counter: self.counter.pointer(),
             scale: scale(self.head_dim),
             hysteresis: 3,
-        };
-        median(gpu, |stream| {
-            // SAFETY: all buffers are this value's, which outlives the replays.
-            unsafe { kernel.launch(stream, &call) }.map_err(Into::into)
-        })
+        }
     }
 
-    fn queries(
-        &self,
-        gpu: &Gpu,
-        per_section: usize,
-        is_dynamic: bool,
-    ) -> Result<f64, Box<dyn Error>> {
+    fn keys(&self, gpu: &Gpu, per_section: usize) -> Result<f64, Box<dyn Error>> {
+        let kernel = BackwardKeys::new(gpu, self.config())?;
+        let header = header(gpu, self.item_count)?;
+        let call = self.call(&header, per_section);
+        // SAFETY: all buffers are this value's, which outlives the replays.
+        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
+    }
+
+    fn queries(&self, gpu: &Gpu, per_section: usize) -> Result<f64, Box<dyn Error>> {
         let config = BackwardQueriesConfig {
             head_dim: self.head_dim,
             mask: self.mask,
             rotated: self.head_dim == HeadDim::D128,
         };
         let kernel = BackwardQueries::new(gpu, config)?;
-        let header = header(gpu, self.item_count, is_dynamic)?;
+        let header = header(gpu, self.item_count)?;
         let [q, k, v, d_o] = [0, 1, 2, 3].map(|i| self.operands[i].1);
-        let shape = [self.documents.total(), HEADS, self.head_dim.get()];
         let call = BackwardQueriesCall {
             q,
             d_o,
             k,
             v,
             kv_heads: HEADS,
-            dq: DeviceTensor::packed("dq", self.gradients[0].pointer(), shape),
+            dq: self.gradient(0),
             documents: self.documents.len(),
             work: BackwardWork {
                 header: header.pointer(),
@@ -247,10 +257,31 @@ impl Bench {
             scale: scale(self.head_dim),
             hysteresis: 3,
         };
-        median(gpu, |stream| {
-            // SAFETY: as in `keys`.
-            unsafe { kernel.launch(stream, &call) }.map_err(Into::into)
-        })
+        // SAFETY: as in `keys`.
+        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
+    }
+
+    fn fused(&self, gpu: &Gpu, per_section: usize, sums: DqSums) -> Result<f64, Box<dyn Error>> {
+        let config = BackwardFusedConfig {
+            keys: self.config(),
+            sums,
+        };
+        let kernel = BackwardFused::new(gpu, config)?;
+        let header = header(gpu, self.item_count)?;
+        let documents = self.documents.len();
+        let scratch = config.scratch(self.documents.total(), documents, HEADS, HEADS)?;
+        let memory = Buffer::<u8>::filled(gpu, scratch.bytes(), 0)?;
+        let call = BackwardFusedCall {
+            keys: self.call(&header, per_section),
+            dq: self.gradient(0),
+            cu_seqlens: self.cu_seqlens.pointer(),
+            scratch: Scratch {
+                address: memory.pointer(),
+                bytes: scratch.bytes(),
+            },
+        };
+        // SAFETY: all buffers outlive the replays.
+        median(gpu, |stream| Ok(unsafe { kernel.launch(stream, &call)? }))
     }
 }
 
@@ -281,30 +312,24 @@ fn number(n: usize) -> NonZero<usize> {
 }
 
 /// `ScheduleHeader` with as many items in either pass.
-fn header(gpu: &Gpu, items: usize, is_dynamic: bool) -> Result<Buffer<u32>, Box<dyn Error>> {
+fn header(gpu: &Gpu, items: usize) -> Result<Buffer<u32>, Box<dyn Error>> {
     let mut header = [0u32; 16];
     header[8] = items as u32;
     header[9] = items as u32;
-    header[10] = u32::from(is_dynamic);
     Ok(Buffer::from_slice(gpu, &header)?)
 }
 
 /// The header, the items and their number.
 type Schedule = (Buffer<u32>, Buffer<i32>, usize);
 
-fn schedule(
-    gpu: &Gpu,
-    tiling: &Tiling,
-    documents: &Documents,
-    is_dynamic: bool,
-) -> Result<Schedule, Box<dyn Error>> {
+fn schedule(gpu: &Gpu, tiling: &Tiling, documents: &Documents) -> Result<Schedule, Box<dyn Error>> {
     let items = tiling.longest_first(documents);
     let words: Vec<i32> = items
         .iter()
         .flat_map(|item| [item.document, item.first, item.start, item.len])
         .collect();
     Ok((
-        header(gpu, items.len(), is_dynamic)?,
+        header(gpu, items.len())?,
         Buffer::from_slice(gpu, &words)?,
         items.len(),
     ))

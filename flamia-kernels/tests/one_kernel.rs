@@ -90,13 +90,15 @@ fn sums_in_fp16_neither_overflow_nor_vanish() {
         assert!(fp16.iter().all(|x| x.is_finite()), "{scale}");
         // Of rows that are of one size: a cosine over all would see the largest alone.
         for (row, (fp16, fp32)) in fp16.chunks(64).zip(fp32.chunks(64)).enumerate() {
-            let cosine = cosine(fp16, fp32);
-            assert!(cosine > 0.999, "{scale}, row {row}: {cosine}");
+            if fp32.iter().any(|x| *x != 0.0) {
+                let cosine = cosine(fp16, fp32);
+                assert!(cosine > 0.999, "{scale}, row {row}: {cosine}");
+            }
         }
     }
 }
 
-/// What one reference for 64 queries and 128 keys flushes, beside a reference per row and 32x32.
+/// What one reference for 32 queries and 128 keys flushes, beside a reference per row.
 #[test]
 fn a_shared_reference_flushes_more() {
     let problem = Problem::gaussian(&[2048], [1, 1, 128], &mut rng(7));

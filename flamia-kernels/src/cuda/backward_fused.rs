@@ -34,6 +34,7 @@ pub const SOURCE: Source = Source {
         header!("layout.cuh"),
         header!("output_rows.cuh"),
         header!("prim_sm90.cuh"),
+        header!("ptx.cuh"),
         header!("running_reference.cuh"),
         header!("tiles.cuh"),
         PARAMETERS_HEADER,
@@ -435,10 +436,12 @@ impl BackwardFused {
         // The layout has seen that all blocks of all heads fit a grid.
         let number = |n: u64| u32::try_from(n).unwrap_or(i32::MAX.unsigned_abs());
         let prepare = Launch::linear(number(prepare), PREPARE_THREADS);
-        let main = Launch::linear(self.ctas, THREADS).with_shared(self.config.shared_bytes());
+        let main = Launch::linear(self.ctas, THREADS)
+            .with_shared(self.config.shared_bytes())
+            .starting_early();
         let finish = (padded.heads() * padded.blocks()) as u64;
         let finish = Launch::linear(number(finish), FINISH_THREADS);
-        // SAFETY: the parameters are the kernels', which the compiler compared field by field; every
+        // SAFETY: the kernel that may start early waits for what is in front of it. The parameters are the kernels', which the compiler compared field by field; every
         // address in them is the caller's, who vouches for the memory behind it, and the scratch was
         // checked to hold the sums.
         unsafe {

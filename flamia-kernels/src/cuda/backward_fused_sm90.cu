@@ -9,9 +9,10 @@
 // features. A further warp adds them up in global memory, in FP16 or FP32; the order in which CTAs get
 // there is not the same in every run, so dQ's last bits are not either.
 //
-// A product's rows have one scale each, and a row of dQ's operand has keys of all warps: there is one
-// running reference of dS for the CTA. Codes are made with the reference so far, each warp tells the
-// largest entry of its own, and all make their codes again if that moves the reference.
+// A product's rows have one scale each, and a row of dQ's operand has keys of all warps: the CTA has one
+// running reference of dS for the first 32 queries of tiles, and one for the others. Codes are made with
+// the references so far, each warp tells the largest entries of its own, and all make their codes again if
+// those move a reference.
 // cpu/hopper/fused.rs defines the numbers.
 #include "dq_sums.cuh"
 #include "key_items_sm90.cuh"
@@ -118,12 +119,12 @@ struct SharedMemory {
     u8 dq[DQ_PARTS][BLOCKS * DQ_PART_BYTES];
     u8 zeros[BLOCK_BYTES];  // a transposed block
     QueryTable queries[STAGES];
-    float ds_amax[EXCHANGES][WARPS];
+    float ds_amax[EXCHANGES][BLOCKS][WARPS];
     float k_scale[KEY_SLOTS][KEY_BLOCKS];
     float v_scale[KEY_SLOTS][KEY_BLOCKS];
     float key_exponent[KEY_SLOTS];
     DqTarget dq_targets[EXCHANGES][WARPGROUPS];
-    Work work[KEY_SLOTS];
+    Work work[KEY_SLOTS], next;
     u64 keys_full[KEY_SLOTS], keys_empty[KEY_SLOTS];
     u64 full[STAGES], empty[STAGES];
     u64 ds_full[EXCHANGES];
@@ -162,7 +163,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         for (u32 i = 0; i < WORDS; i++) dk[i] = dv[i] = 0;
         KeyReferences dk_reference;
         ValueReference dv_reference;
-        RunningReference dq_reference;
+        RunningReference dq_references[BLOCKS];
         Pending pending = {};
 
         Tile s, dp;
@@ -175,7 +176,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             const u32 stage = tiles.stage();
             const QueryTable& table = shared.queries[stage];
             barrier_wait(shared.full[stage], tiles.parity());
-            if (!is_first) settle(dp, dq_reference, pending);
+            if (!is_first) settle(dp, dq_references, pending);
             start_scores(s, slot);
             // Of the tile before; of no use in the first round, but ptxas serialises what is issued under
             // a condition.
@@ -184,7 +185,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             start_tile(s, dv, dv_reference, slot);
             wgmma_wait();
             pin(dq);
-            if (!is_first) send(dq, dq_reference.up() * pow2(pending.exponent));
+            if (!is_first) send(dq, up(dq_references) * pow2(pending.exponent));
 
             start_score_gradients(dp, slot);
             TileCodes p_codes, ds_codes;
@@ -198,10 +199,10 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 v_steps = steps(table.do_scale, mask);
                 q_steps = steps(table.q_scale, mask);
             }
-            wgmma_wait();
-            pin(dp);
             const u64 zero = transposed_tile(shared.zeros, 0);
             add_product(dv, p_codes, transposed_tile(shared.tiles.d_o_transposed[0], stage), zero, v_steps);
+            wgmma_wait<1>();
+            pin(dp);
             score_gradients(dp, s, table, shared.v_scale[slot][warp_key() / BLOCK]);
             if (!is_clear) mask_gradients(dp, table, slot);
             float exponents[BLOCKS];
@@ -217,7 +218,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             for (u32 g = 0; g < BLOCKS; g++) pending.unfold[g] = k_scale * exp2_approximate(-exponents[g]);
             pending.exponent = dq_exponent(table.do_fold[warp() / 2], shared.key_exponent[slot]);
             pending.steps = key_steps(flags, slot);
-            offer(dp, amax, dq_reference, pending, table, slot);
+            offer(dp, amax, dq_references, pending, table, slot);
 
             wgmma_wait();
             pin(dv);
@@ -235,11 +236,11 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             is_last = flags & LAST_TILE;
         } while (!is_last);
 
-        settle(dp, dq_reference, pending);
+        settle(dp, dq_references, pending);
         start_query_gradients(dq, pending.steps, slot);
         wgmma_wait();
         pin(dq);
-        send(dq, dq_reference.up() * pow2(pending.exponent));
+        send(dq, up(dq_references) * pow2(pending.exponent));
         store(dk, dv, dk_reference, dv_reference, slot);
     }
 
@@ -271,15 +272,22 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
 
     // ---- dS through shared memory
 
-    // Writes codes of dS relative to the CTA's reference, tells their largest entry, and where dQ goes.
-    __device__ void offer(const Tile& ds, const BlockMaxima& maxima, const RunningReference& reference,
+    // What a warp's part of dQ, of one query block, is multiplied with.
+    __device__ float up(const RunningReference (&references)[BLOCKS]) const {
+        return warp() / 2 == 0 ? references[0].up() : references[1].up();
+    }
+
+    // Writes codes of dS relative to the CTA's references, tells their largest entries, and where dQ goes.
+    __device__ void offer(const Tile& ds, const BlockMaxima& maxima, const RunningReference (&references)[BLOCKS],
                           const Pending& pending, const QueryTable& table, u32 slot) {
-        float amax = 0;
+        u32 amax[BLOCKS];
 #pragma unroll
-        for (u32 g = 0; g < BLOCKS; g++) amax = fmaxf(amax, fmaxf(maxima[g][0], maxima[g][1]) * pending.unfold[g]);
-        // Not negative, nor NaN: as integers they compare alike.
-        amax = __uint_as_float(__reduce_max_sync(FULL_WARP, __float_as_uint(amax)));
-        write_codes(ds, reference, pending);
+        for (u32 g = 0; g < BLOCKS; g++) {
+            const float own = fmaxf(fmaxf(maxima[g][0], maxima[g][1]) * pending.unfold[g], 0);
+            // Not negative, nor NaN: as integers they compare alike.
+            amax[g] = __reduce_max_sync(FULL_WARP, __float_as_uint(own));
+        }
+        write_codes(ds, references, pending);
 
         const Work& work = shared.work[slot];
         const i64 block = (i64(table.head) * p.slots + padded_start(work.item.start, work.item.document) + table.query) / BLOCK;
@@ -287,22 +295,29 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         async_fence();
         __syncwarp();
         if (lane() == 0) {
-            shared.ds_amax[exchanges.stage()][4 * group + warp()] = amax;
+#pragma unroll
+            for (u32 g = 0; g < BLOCKS; g++)
+                shared.ds_amax[exchanges.stage()][g][4 * group + warp()] = __uint_as_float(amax[g]);
             barrier_arrive(shared.ds_full[exchanges.stage()]);
         }
     }
 
     // Waits until all warps have offered theirs. If a reference has to move, all warps know, and write again.
-    __device__ void settle(const Tile& ds, RunningReference& reference, const Pending& pending) {
+    __device__ void settle(const Tile& ds, RunningReference (&references)[BLOCKS], const Pending& pending) {
         const u32 stage = exchanges.stage();
         barrier_wait(shared.ds_full[stage], exchanges.parity());
-        float amax = 0;
+        bool moves = false;
 #pragma unroll
-        for (u32 i = 0; i < WARPS; i++) amax = fmaxf(amax, shared.ds_amax[stage][i]);
-        const int before = reference.exponent;
-        reference.update(amax, p.hysteresis);
-        if (reference.exponent != before) {
-            write_codes(ds, reference, pending);
+        for (u32 g = 0; g < BLOCKS; g++) {
+            float amax = 0;
+#pragma unroll
+            for (u32 i = 0; i < WARPS; i++) amax = fmaxf(amax, shared.ds_amax[stage][g][i]);
+            const int before = references[g].exponent;
+            references[g].update(amax, p.hysteresis);
+            moves |= references[g].exponent != before;
+        }
+        if (moves) {
+            write_codes(ds, references, pending);
             async_fence();
             named_barrier<CONSUMERS_BARRIER, 32 * WARPS>();
         }
@@ -311,12 +326,12 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
 
     // 64 keys of each query's row of 128, in the order of the transposed image of K. Rows of the accumulator
     // are keys, stmatrix transposes pairs of them; pi's pairs are neighbours, which are 4 lanes apart.
-    __device__ void write_codes(const Tile& ds, const RunningReference& reference, const Pending& pending) const {
+    __device__ void write_codes(const Tile& ds, const RunningReference (&references)[BLOCKS], const Pending& pending) const {
         u8* rows = shared.ds[exchanges.stage()];
         const bool is_odd = lane() / 4 % 2;
 #pragma unroll
         for (u32 g = 0; g < BLOCKS; g++) {
-            const float factor = fminf(pending.unfold[g] * reference.down(), 0x1p127f);
+            const float factor = fminf(pending.unfold[g] * references[g].down(), 0x1p127f);
             Tile scaled;
 #pragma unroll
             for (u32 i = 16 * g; i < 16 * g + 16; i++) scaled[i] = ds[i] * factor;

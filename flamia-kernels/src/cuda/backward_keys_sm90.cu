@@ -96,7 +96,7 @@ struct SharedMemory {
     QueryTable queries[STAGES];
     float k_scale[KEY_SLOTS][KEY_BLOCKS];
     float v_scale[KEY_SLOTS][KEY_BLOCKS];
-    Work work[KEY_SLOTS];
+    Work work[KEY_SLOTS], next;
     u64 keys_full[KEY_SLOTS], keys_empty[KEY_SLOTS];
     u64 full[STAGES], empty[STAGES];
 };

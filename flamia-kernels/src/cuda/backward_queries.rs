@@ -29,6 +29,7 @@ pub const SOURCE: Source = Source {
         header!("layout.cuh"),
         header!("output_rows.cuh"),
         header!("prim_sm90.cuh"),
+        header!("ptx.cuh"),
         header!("running_reference.cuh"),
         header!("tiles.cuh"),
         PARAMETERS_HEADER,
@@ -345,11 +346,42 @@ impl BackwardQueries {
         stream: Stream<'_>,
         call: &BackwardQueriesCall,
     ) -> Result<(), BackwardQueriesError> {
+        // SAFETY: the caller's word.
+        unsafe { self.launch_as(stream, call, false) }
+    }
+
+    /// As [`BackwardQueries::launch`], given to the stream right after a
+    /// [`BackwardKeys`](super::backward_keys::BackwardKeys), whose last items are still computed while this
+    /// kernel begins.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there; and the two have a counter each.
+    pub unsafe fn launch_after_keys(
+        &self,
+        stream: Stream<'_>,
+        call: &BackwardQueriesCall,
+    ) -> Result<(), BackwardQueriesError> {
+        // SAFETY: the caller's word. What this kernel reads was there before the one in front began.
+        unsafe { self.launch_as(stream, call, true) }
+    }
+
+    unsafe fn launch_as(
+        &self,
+        stream: Stream<'_>,
+        call: &BackwardQueriesCall,
+        starts_early: bool,
+    ) -> Result<(), BackwardQueriesError> {
         let parameters = self.config.parameters(call)?;
         if call.dq.shape[0] == 0 || parameters.heads == 0 {
             return Ok(());
         }
-        let launch = Launch::linear(self.ctas, THREADS).with_shared(self.config.shared_bytes());
+        let launch = Launch {
+            starts_early,
+            ..Launch::linear(self.ctas, THREADS).with_shared(self.config.shared_bytes())
+        };
         // SAFETY: the parameters are the kernel's, which the compiler compared field by field; every
         // address in them is the caller's, who vouches for the memory behind it.
         unsafe { self.kernel.launch(stream, launch, (parameters,))? };

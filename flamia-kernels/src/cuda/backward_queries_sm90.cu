@@ -13,6 +13,7 @@
 #include "layout.cuh"
 #include "output_rows.cuh"
 #include "parameters.cuh"
+#include "ptx.cuh"
 #include "running_reference.cuh"
 #include "schedule.cuh"
 
@@ -144,14 +145,13 @@ struct Producer {
     __device__ void run() {
         const HeadSections order = {p.heads, p.heads_per_section};
         const u32 items = p.header->items[BACKWARD];
-        const bool dynamic = acquires_dynamically(p.header, order);
         const u32 positions = position_count(items, order);
         // A position is acquired while the one before it is loaded.
-        u32 next = dynamic ? acquire(positions) : alternating_position(0);
-        for (u32 round = 1;; round++) {
+        u32 next = acquire(positions);
+        for (;;) {
             const u32 position = __shfl_sync(FULL_WARP, next, 0);
             if (position >= positions) break;
-            next = dynamic ? acquire(positions) : alternating_position(round);
+            next = acquire(positions);
             const Assignment at = assignment_at(position, items, order);
             load(work_of(p.items[at.item], at.head));
         }
@@ -161,6 +161,8 @@ struct Producer {
             barrier_arrive(shared.queries_full[queries.stage()]);
         }
         barrier_arrive_after_word_copies(shared.queries_full[queries.stage()]);
+        // Whoever waits for this kernel waits for the one in front of it as well.
+        wait_for_predecessor();
     }
 
     // For lane 0.
@@ -357,10 +359,14 @@ struct Consumer {
         pin(dp);
         pin(dq);
         pin(codes);
-        // A product ends for no warp before all have started it, and with it have read the scales. There may
-        // have been none.
-        if (MASKED && LAST) meet();
-        if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty[stage]);
+        release(stage);
+    }
+
+    // Every warp gives a stage back by itself: no MMA waits for what the others read of scales, nor for one that has
+    // yet to see a stage full of which the warpgroup sees nothing.
+    __device__ void release(u32 stage) const {
+        __syncwarp();
+        if (lane() == 0) barrier_arrive(shared.empty[stage]);
     }
 
     // The warps of the warpgroup.
@@ -374,7 +380,7 @@ struct Consumer {
     // A tile that the others see.
     __device__ void pass() {
         barrier_wait(shared.full[tiles.stage()], tiles.parity());
-        if (threadIdx.x % 128 == 0) barrier_arrive(shared.empty[tiles.stage()]);
+        release(tiles.stage());
         tiles.advance();
     }
 
@@ -567,7 +573,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_quer
         }
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(shared.full[i], LOAD_ARRIVALS);
-            barrier_init(shared.empty[i], WARPGROUPS);
+            barrier_init(shared.empty[i], 4 * WARPGROUPS);
         }
         barrier_init_fence();
     }

@@ -10,6 +10,7 @@
 
 #include "key_rows.cuh"
 #include "output_rows.cuh"
+#include "ptx.cuh"
 #include "schedule.cuh"
 
 constexpr int ITEM_KEYS = 128;
@@ -87,18 +88,25 @@ struct Producer {
     Ring<STAGES> tiles;
 
     __device__ void run() {
+        // Everything that the kernel reads from global memory, this warp reads. What comes next on the stream may
+        // start once all of the grid has got here, and with it what was in front is over.
+        wait_for_predecessor();
+        launch_dependents();
         const HeadSections order = {p.kv_heads, p.kv_heads_per_section};
         const u32 items = p.header->items[BACKWARD];
-        const bool dynamic = acquires_dynamically(p.header, order);
         const u32 positions = position_count(items, order);
         // A position is acquired while the one before it is loaded.
-        u32 next = dynamic ? acquire(positions) : alternating_position(0);
-        for (u32 round = 1;; round++) {
+        u32 next = acquire(positions);
+        for (;;) {
             const u32 position = __shfl_sync(FULL_WARP, next, 0);
             if (position >= positions) break;
-            next = dynamic ? acquire(positions) : alternating_position(round);
+            next = acquire(positions);
             const Assignment at = assignment_at(position, items, order);
-            load({p.items[at.item], at.head});
+            // Read from there: this warp has few registers.
+            __syncwarp();
+            if (lane == 0) shared.next = {p.items[at.item], at.head};
+            __syncwarp();
+            load(shared.next);
         }
         barrier_wait(shared.keys_empty[keys.stage()], keys.parity() ^ 1);
         if (lane == 0) {
@@ -112,15 +120,20 @@ struct Producer {
     __device__ u32 acquire(u32 positions) const { return lane == 0 ? acquire_position(p.counter, positions) : 0; }
 
     __device__ void load(const Work& work) {
-        load_keys(work);
+        if constexpr (Shared::KEY_SLOTS > 1) load_keys(work);
         const WorkItem& item = work.item;
         // Queries that see no key of the item stay where they are, but for the rest of their block.
         const Range seen = covering(queries_that_see(work.keys(), item.len, p.window), QUERIES);
         const u32 first_head = work.kv_head * p.heads_per_kv_head;
         const u32 last_head = first_head + p.heads_per_kv_head - 1;
+        // With a single slot, keys wait until those before them are done with. The first tiles need not.
+        u32 ahead = min(STAGES, p.heads_per_kv_head * (seen.end - seen.begin));
         for (u32 head = first_head; head <= last_head; head++)
-            for (int tile = seen.begin; tile < seen.end; tile++)
+            for (int tile = seen.begin; tile < seen.end; tile++) {
                 load_queries(work, head, tile * QUERIES, head == last_head && tile + 1 == seen.end);
+                if constexpr (Shared::KEY_SLOTS == 1)
+                    if (--ahead == 0) load_keys(work);
+            }
     }
 
     __device__ void load_keys(const Work& work) {

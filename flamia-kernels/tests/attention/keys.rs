@@ -14,18 +14,15 @@ use super::{Shape, schedule};
 /// How the kernel goes about it, which must not show.
 #[derive(Clone, Copy, Debug)]
 pub struct KeysWay {
-    pub is_dynamic: bool,
     pub kv_heads_per_section: usize,
 }
 
 impl KeysWay {
     pub const ALL: [Self; 2] = [
         Self {
-            is_dynamic: false,
             kv_heads_per_section: usize::MAX,
         },
         Self {
-            is_dynamic: true,
             kv_heads_per_section: 1,
         },
     ];
@@ -78,7 +75,7 @@ impl<'a> KeysDevice<'a> {
             operands: backward.operands(gpu),
             dk: Canaried::new(gpu, "dK", shape),
             dv: Canaried::new(gpu, "dV", shape),
-            schedule: schedule(gpu, &config.tiling(), &problem.documents, way.is_dynamic),
+            schedule: schedule(gpu, &config.tiling(), &problem.documents, false),
             counter: Buffer::filled(gpu, 1, 0).unwrap(),
             sections: HeadSections::new(number(kv_heads), number(way.kv_heads_per_section)),
             kernel,

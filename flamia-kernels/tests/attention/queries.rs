@@ -15,18 +15,15 @@ use super::{Shape, schedule};
 /// How the kernel goes about it, which must not show.
 #[derive(Clone, Copy, Debug)]
 pub struct QueriesWay {
-    pub is_dynamic: bool,
     pub heads_per_section: usize,
 }
 
 impl QueriesWay {
     pub const ALL: [Self; 2] = [
         Self {
-            is_dynamic: false,
             heads_per_section: usize::MAX,
         },
         Self {
-            is_dynamic: true,
             heads_per_section: 1,
         },
     ];
@@ -63,7 +60,7 @@ impl<'a> QueriesDevice<'a> {
         Self {
             operands: backward.operands(gpu),
             dq: Canaried::new(gpu, "dQ", shape),
-            schedule: schedule(gpu, &config.tiling(), &problem.documents, way.is_dynamic),
+            schedule: schedule(gpu, &config.tiling(), &problem.documents, false),
             counter: Buffer::filled(gpu, 1, 0).unwrap(),
             sections: HeadSections::new(number(heads), number(way.heads_per_section)),
             kernel,

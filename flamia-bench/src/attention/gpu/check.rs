@@ -133,17 +133,31 @@ impl Checker {
         Ok(())
     }
 
-    /// A peer's output with ours, and with the first peer's both output and gradients.
+    /// A peer's output and gradients with ours, and with the first peer's.
     pub fn with_others(
         &mut self,
         peer: &Libtorch<'_>,
-        flamia: Option<&Flamia<'_>>,
+        flamia: &[Flamia<'_>],
         first: Option<&Libtorch<'_>>,
     ) -> Result<(), GpuBenchError> {
         let name = peer.system().name;
-        if let Some(flamia) = flamia {
+        for flamia in flamia {
+            let ours = flamia.system().name;
             let found = between(&peer.forward.o, &flamia.o)?;
-            self.compare([&name, NAME], "o", found, OTHER_PRECISION)?;
+            self.compare([&name, &ours], "o", found, OTHER_PRECISION)?;
+            let Some(gradients) = &peer.gradients else {
+                continue;
+            };
+            let [dq, dk, dv] = &flamia.gradients;
+            for (tensor, theirs, ours_here) in [
+                ("dq", &gradients.dq, dq),
+                ("dk", &gradients.dk, dk),
+                ("dv", &gradients.dv, dv),
+            ] {
+                let theirs = of_heads(theirs, ours_here.size3()?)?;
+                let found = between(&theirs, ours_here)?;
+                self.compare([&name, &ours], tensor, found, OTHER_PRECISION)?;
+            }
         }
         let Some(first) = first else {
             return Ok(());
@@ -220,6 +234,15 @@ fn rows(tensor: &Tensor, pieces: &[Range<usize>]) -> Result<Vec<f64>, GpuBenchEr
         values.extend(Vec::<f64>::try_from(&part)?);
     }
     Ok(values)
+}
+
+/// Gradients `[rows, heads, head_dim]` of repeated heads as those of the heads that were repeated.
+fn of_heads(
+    gradient: &Tensor,
+    (rows, heads, head_dim): (i64, i64, i64),
+) -> Result<Tensor, GpuBenchError> {
+    let groups = gradient.f_reshape([rows, heads, -1, head_dim])?;
+    Ok(groups.f_sum_dim_intlist(2, false, Kind::Float)?)
 }
 
 /// The cosine of two tensors where they are, and how many elements each has.

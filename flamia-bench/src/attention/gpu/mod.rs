@@ -10,7 +10,7 @@ mod operands;
 use flamia_autograd::peers::{Peer, PeerError};
 use flamia_autograd::{TorchStream, load_cuda, torch_version};
 use flamia_cuda::{Gpu, Stream, Timer};
-use flamia_kernels::cuda::call::{CallError, Kernels};
+use flamia_kernels::cuda::call::{CallError, Kernels, SavedImages};
 use flamia_probe::progress::Progress;
 use flamia_probe::report::commit;
 
@@ -94,7 +94,8 @@ pub fn run(settings: &Attention) -> Result<Found, GpuBenchError> {
 
 /// Who takes part on one workload under one mask, in the order of the table.
 struct LineUp<'a> {
-    flamia: Option<Flamia<'a>>,
+    /// None, or one for each choice of what is saved.
+    flamia: Vec<Flamia<'a>>,
     peers: Vec<Libtorch<'a>>,
 }
 
@@ -108,20 +109,22 @@ fn line_up<'a>(
 ) -> Result<LineUp<'a>, GpuBenchError> {
     let mask = checker.mask();
     let mut line_up = LineUp {
-        flamia: None,
+        flamia: Vec::new(),
         peers: Vec::new(),
     };
     if settings.system.contains(&Entrant::Flamia) {
-        match Flamia::new(device, operands, mask, stream) {
-            // The others may run there.
-            Err(GpuBenchError::Call(error @ CallError::Unsupported { .. })) => {
-                tell(operands, mask, &error);
+        for images in [SavedImages::One, SavedImages::Both] {
+            match Flamia::new(device, operands, mask, images, stream) {
+                // The others may run there.
+                Err(GpuBenchError::Call(error @ CallError::Unsupported { .. })) => {
+                    tell(operands, mask, &error);
+                    break;
+                }
+                made => line_up.flamia.push(made?),
             }
-            made => {
-                let flamia = made?;
-                checker.with_cpu(operands, &flamia)?;
-                line_up.flamia = Some(flamia);
-            }
+        }
+        if let Some(flamia) = line_up.flamia.first() {
+            checker.with_cpu(operands, flamia)?;
         }
     }
     for peer in settings.system.iter().filter_map(|entrant| entrant.peer()) {
@@ -133,7 +136,7 @@ fn line_up<'a>(
             }
             made => made?,
         };
-        match checker.with_others(&made, line_up.flamia.as_ref(), line_up.peers.first()) {
+        match checker.with_others(&made, &line_up.flamia, line_up.peers.first()) {
             // Ours is right, so that the others can be timed.
             Err(error @ GpuBenchError::Wrong { .. }) if !settings.check => {
                 tell(operands, mask, &error);
@@ -155,11 +158,10 @@ fn time(
     line_up: &LineUp<'_>,
     (shape, mask): (Shape, Masking),
 ) -> Result<Vec<Measurement>, GpuBenchError> {
-    let ours = line_up.flamia.as_ref();
-    let ours = ours.map(|flamia| flamia as &dyn Contestant);
+    let ours = line_up.flamia.iter().map(|ours| ours as &dyn Contestant);
     let others = line_up.peers.iter().map(|peer| peer as &dyn Contestant);
     let mut timed = Vec::new();
-    for contestant in ours.into_iter().chain(others) {
+    for contestant in ours.chain(others) {
         for call in contestant.calls() {
             if settings.pass.contains(&call.pass) {
                 timed.push(Timed::warm(contestant, call, stream)?);

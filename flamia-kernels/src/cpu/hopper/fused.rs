@@ -23,9 +23,8 @@ pub(super) struct QuerySums<'a> {
     dq: Vec<Rows<f32>>,
     /// The largest exponents of V and of K together.
     key_exponent: i32,
-    /// Of all warps that share a key tile, whose dS one product reads: one for the tile, which moves with
-    /// each step of queries.
-    reference: Reference,
+    /// For each block of a step, since a product reads dS of all keys of a tile.
+    references: [Reference; QUERIES / PAD],
     codes: Vec<f32>,
     part: Vec<f32>,
     counts: StatsSnapshot,
@@ -44,26 +43,30 @@ impl<'a> QuerySums<'a> {
             heads,
             dq: heads.iter().map(|_| Rows::zeros(len, dim)).collect(),
             key_exponent: largest(&kv.v) + largest(&kv.k),
-            reference: Reference::default(),
+            references: Default::default(),
             codes: vec![0.0; QUERIES * TILE],
             part: vec![0.0; PAD * dim],
             counts: StatsSnapshot::default(),
         }
     }
 
-    /// The next key tile, with a reference of its own.
+    /// The next key tile, with references of its own.
     pub fn start_tile(&mut self) {
-        self.reference = Reference::default();
+        self.references = Default::default();
     }
 
     /// Adds what a step of queries of head `head` gets from the key tile. `ds` is as kernel A has it.
     #[inline(always)]
     pub fn add<G: Gemm>(&mut self, head: usize, ds: &[f32], blocks: &Blocks) {
         let kv = self.kv;
-        let mut amax = 0.0f32;
+        let exponents =
+            blocks.map(|block| block.map_or(0, |block| self.exponent(head, block.row / PAD)));
         self.codes.copy_from_slice(ds);
-        for (block, codes) in blocks.iter().zip(self.codes.chunks_exact_mut(PAD * TILE)) {
+        let codes = self.codes.chunks_exact_mut(PAD * TILE);
+        let parts = blocks.iter().zip(exponents).zip(&mut self.references);
+        for (((block, exponent), reference), codes) in parts.zip(codes) {
             let Some(block) = block else { continue };
+            let mut amax = 0.0f32;
             for row in codes.chunks_exact_mut(TILE) {
                 let row = &mut row[..block.width];
                 self.counts.ds_nonzero += count_nonzero(row);
@@ -75,15 +78,9 @@ impl<'a> QuerySums<'a> {
                     }
                 }
             }
-        }
-        // Parts are whole before they are added: what the reference was is no matter.
-        self.reference.update(amax, self.scheme.hysteresis);
-        let (down, up) = (self.reference.down(), self.reference.up());
-        let exponents =
-            blocks.map(|block| block.map_or(0, |block| self.exponent(head, block.row / PAD)));
-        let codes = self.codes.chunks_exact_mut(PAD * TILE);
-        for ((block, codes), exponent) in blocks.iter().zip(codes).zip(exponents) {
-            let Some(block) = block else { continue };
+            // Parts are whole before they are added: what the reference was is no matter.
+            reference.update(amax, self.scheme.hysteresis);
+            let (down, up) = (reference.down(), reference.up());
             for row in codes.chunks_exact_mut(TILE) {
                 let row = &mut row[..block.width];
                 let nonzero = count_nonzero(row);

@@ -16,7 +16,7 @@ use flamia_sched::work::Tiling;
 
 pub use self::forward::{CallTensors, Codes, ForwardPlan};
 use self::forward::{Operand, item_rows};
-pub use self::training::{BackwardTensors, SavedImages, TrainingPlan};
+pub use self::training::{BackwardCodes, BackwardTensors, SavedImages, TrainingPlan};
 use super::backward_keys::{BackwardKeys, BackwardKeysConfig, BackwardKeysError};
 use super::backward_queries::{BackwardQueries, BackwardQueriesConfig, BackwardQueriesError};
 use super::forward::{Forward, ForwardConfig, ForwardError};

@@ -68,6 +68,10 @@ pub struct BackwardTensors {
     pub cu_seqlens: u64,
 }
 
+/// Where the codes of a backward pass's operands are: of Q, K, V and dO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackwardCodes([Quantised; 4]);
+
 impl Kernels {
     /// Everything that training calls of this shape need, compiled and laid out.
     ///
@@ -178,6 +182,27 @@ impl TrainingPlan {
         saved: Scratch,
         scratch: Scratch,
     ) -> Result<(), CallError> {
+        // SAFETY: the caller vouches for everything.
+        unsafe {
+            let codes = self.prepare(stream, tensors, saved, scratch)?;
+            self.gradients(stream, tensors, &codes, schedule)
+        }
+    }
+
+    /// The first half of [`TrainingPlan::backward`]: quantises dO and makes the images that were not saved.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there, but for the gradients and the schedule.
+    pub unsafe fn prepare(
+        &self,
+        stream: Stream<'_>,
+        tensors: &BackwardTensors,
+        saved: Scratch,
+        scratch: Scratch,
+    ) -> Result<BackwardCodes, CallError> {
         scratch.check("the backward pass", self.scratch_bytes())?;
         let (for_d_o, for_images) = scratch.split(self.d_o.layout.bytes());
         let call = QuantiseCall {
@@ -195,7 +220,7 @@ impl TrainingPlan {
             let Codes { q, k, v } =
                 self.complete(stream, self.forward.codes(saved)?, for_images)?;
             let d_o = self.d_o.quantiser.launch(stream, &call, for_d_o)?;
-            self.gradients(stream, tensors, [q, k, v, d_o], schedule)
+            Ok(BackwardCodes([q, k, v, d_o]))
         }
     }
 
@@ -230,19 +255,26 @@ impl TrainingPlan {
         Ok(codes)
     }
 
-    /// # Safety
+    /// The second half: computes dQ, dK and dV from what is quantised.
+    ///
+    /// # Errors
     /// As [`TrainingPlan::backward`].
-    unsafe fn gradients(
+    ///
+    /// # Safety
+    /// As there, but for O, LSE and dO, which are not read; the codes are what [`TrainingPlan::prepare`] gave
+    /// for these boundaries on the same stream, and what was saved and the scratch are as that left them.
+    pub unsafe fn gradients(
         &self,
         stream: Stream<'_>,
         tensors: &BackwardTensors,
-        [q, k, v, d_o]: [Quantised; 4],
+        codes: &BackwardCodes,
         schedule: u64,
     ) -> Result<(), CallError> {
+        let BackwardCodes([q, k, v, d_o]) = *codes;
         let ForwardPlan { shape, options, .. } = &self.forward;
         let scale = options.softmax_scale(shape.head_dim);
         let work = BackwardWork::of(&self.forward.schedule, schedule);
-        let counter = self.forward.counter(schedule, Pass::Backward);
+        let counter = |pass| self.forward.counter(schedule, pass);
         let keys = BackwardKeysCall {
             q,
             k,
@@ -254,7 +286,7 @@ impl TrainingPlan {
             documents: shape.documents,
             work,
             sections: self.key_sections,
-            counter,
+            counter: counter(Pass::Backward),
             scale,
             hysteresis: options.hysteresis,
         };
@@ -268,15 +300,16 @@ impl TrainingPlan {
             documents: shape.documents,
             work,
             sections: self.query_sections,
-            counter,
+            // The other kernel may still be at work; no forward pass is.
+            counter: counter(Pass::Forward),
             scale,
             hysteresis: options.hysteresis,
         };
         // SAFETY: the caller vouches for the codes, the schedule and the outputs; both kernels take the
-        // backward pass's items, one after the other.
+        // backward pass's items, with a counter each.
         unsafe {
             self.keys.launch(stream, &keys)?;
-            self.queries.launch(stream, &queries)?;
+            self.queries.launch_after_keys(stream, &queries)?;
         }
         Ok(())
     }
