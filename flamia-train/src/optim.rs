@@ -8,7 +8,7 @@
 //! device itself clips and leaves the update out.
 
 use flamia_autograd::{FusedAdamW, FusedParam};
-use tch::{Kind, TchError, Tensor, no_grad};
+use tch::{Device, Kind, TchError, Tensor, no_grad};
 
 use crate::model::Params;
 
@@ -36,6 +36,8 @@ pub struct AdamW {
     step: u64,
     /// First and second moments, in the parameters' order.
     moments: Vec<Moments>,
+    /// Whether the device decides about updates, and not the host.
+    guarded: bool,
     /// Guarded updates left out, a Double of shape `[]`; none before the first guarded update.
     skipped: Option<Tensor>,
 }
@@ -47,7 +49,7 @@ struct Moments {
 }
 
 impl AdamW {
-    /// Fresh state: zero moments, no step done.
+    /// Fresh state: zero moments, no step done. Steps of parameters on a GPU are guarded there.
     ///
     /// # Errors
     /// When the moments cannot be allocated.
@@ -66,8 +68,21 @@ impl AdamW {
             config,
             step: 0,
             moments,
+            guarded: params
+                .iter()
+                .any(|(_, param)| param.device() != Device::Cpu),
             skipped: None,
         })
+    }
+
+    /// Has steps guarded by the device on a CPU too.
+    pub fn guard(&mut self) {
+        self.guarded = true;
+    }
+
+    /// Whether steps are to take [`AdamW::update_guarded`].
+    pub fn is_guarded(&self) -> bool {
+        self.guarded
     }
 
     /// Updates done.

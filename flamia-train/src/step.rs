@@ -115,13 +115,14 @@ pub fn train_step(
     launch_step(model, optimizer, batches, attention, lr, max_norm)?.read()
 }
 
-/// Trains `model` on the micro-batches of one step; on a GPU without waiting for it.
+/// Trains `model` on the micro-batches of one step; where the optimiser is guarded, as on a GPU,
+/// without waiting for it.
 ///
 /// Attention rounds at random, where it does, as belongs to the optimiser's count of steps and to
 /// the place of a micro-batch: a step that is done again has the same bits.
 ///
 /// # Errors
-/// [`StepError`]; on the CPU a loss or norm that is not finite stops before the optimiser runs.
+/// [`StepError`]; unguarded, a loss or norm that is not finite stops before the optimiser runs.
 pub fn launch_step(
     model: &mut Model,
     optimizer: &mut AdamW,
@@ -137,18 +138,15 @@ pub fn launch_step(
     let nats = accumulate(&numbered, counts.tokens, |(number, batch)| {
         Ok(batch.summed_loss(model, &attention.at(step, *number))?)
     })?;
-    let norm = match nats.device() {
-        Device::Cpu => {
-            let norm = checked_norm(model, &nats, counts, max_norm)?;
-            optimizer.update(&mut model.params, lr)?;
-            Tensor::from(norm)
-        }
-        _ => {
-            let norm = norm_on_device(&model.params)?;
-            let guard = Guard::new(&nats, &norm, max_norm)?;
-            optimizer.update_guarded(&mut model.params, lr, &guard)?;
-            norm
-        }
+    let norm = if optimizer.is_guarded() {
+        let norm = norm_on_device(&model.params)?;
+        let guard = Guard::new(&nats, &norm, max_norm)?;
+        optimizer.update_guarded(&mut model.params, lr, &guard)?;
+        norm
+    } else {
+        let norm = checked_norm(model, &nats, counts, max_norm)?;
+        optimizer.update(&mut model.params, lr)?;
+        Tensor::from(norm)
     };
     let skipped = match optimizer.skipped() {
         Some(skipped) => skipped.shallow_clone(),

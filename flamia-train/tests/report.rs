@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 
 use common::run::{Workplace, args, train};
-use flamia_train::report::{Along, ReportError, RunRecord, loss_chart, page};
+use flamia_train::report::{Along, ReportError, RunRecord, loss_chart, page, rows};
 
 fn records(workplace: &Workplace, names: &[&str]) -> Vec<RunRecord> {
     let read = |name: &&str| RunRecord::read(&workplace.run(name)).unwrap();
@@ -29,21 +29,22 @@ fn a_page_shows_curves_results_and_what_differs() {
     let html = page(&runs).unwrap();
     assert!(html.starts_with("<!doctype html>") && html.trim_end().ends_with("</html>"));
     assert!(html.contains("fast &amp; loose") && !html.contains("fast & loose"));
-    // Losses over steps and over tokens, and throughput.
-    assert_eq!(html.matches("<svg").count(), 3);
-    assert_eq!(html.matches("</svg>").count(), 3);
+    // Losses over steps and over tokens, their difference, and throughput.
+    assert_eq!(html.matches("<svg").count(), 4);
+    assert_eq!(html.matches("</svg>").count(), 4);
+    assert!(html.contains("Validation loss above that of slow"));
     assert!(
         !html.contains("<script") && !html.contains("src="),
         "{html}"
     );
 
-    let rows: Vec<&str> = html
+    let lines: Vec<&str> = html
         .lines()
         .filter(|line| line.starts_with("<tr>"))
         .collect();
     let row = |words: &str| {
         let start = format!("<tr><td>{words}</td>");
-        rows.iter().find(|row| row.starts_with(&start)).copied()
+        lines.iter().find(|row| row.starts_with(&start)).copied()
     };
     assert_eq!(
         row("optim.lr"),
@@ -68,6 +69,22 @@ fn a_page_shows_curves_results_and_what_differs() {
     assert_eq!(tokens.len(), 3);
     let trained = runs[0].result("tokens").unwrap().as_f64().unwrap();
     assert!((tokens[2].0 * 1e6 - trained).abs() < 1.0);
+
+    let rows = rows(&runs);
+    let at: Vec<_> = rows
+        .iter()
+        .map(|row| (row.run.as_str(), row.step))
+        .collect();
+    let names = ["slow", "fast & loose"];
+    let expected = names
+        .iter()
+        .flat_map(|name| [0, 4, 6].map(|step| (*name, step)));
+    assert_eq!(at, expected.collect::<Vec<_>>());
+    assert_eq!(rows[0].tokens, None);
+    assert_eq!(rows[2].tokens, Some(trained));
+    assert!((rows[2].val_loss - loss).abs() < 1e-6);
+    let per_step = rows[2].tokens_per_s.unwrap() / rows[2].steps_per_s.unwrap();
+    assert!((per_step - trained / 6.0).abs() < 1e-3, "{per_step}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use flamia_train::atomic::atomic_write;
-use flamia_train::report::{Along, RunRecord, loss_chart, page};
+use flamia_train::report::{Along, RunRecord, loss_chart, page, rows};
 
 /// Show runs side by side: loss curves, throughput, results, and the settings that differ.
 #[derive(Parser)]
@@ -20,6 +20,9 @@ struct Args {
     /// Also write the loss curves alone, over steps
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Also write what was measured at each evaluation, as a JSON list of flat rows
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -40,6 +43,10 @@ fn report(args: &Args) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(svg) = &args.svg {
         atomic_write(svg, loss_chart(&runs, Along::Steps)?.as_bytes())?;
         println!("wrote {}", svg.display());
+    }
+    if let Some(json) = &args.json {
+        atomic_write(json, &serde_json::to_vec_pretty(&rows(&runs))?)?;
+        println!("wrote {}", json.display());
     }
     Ok(())
 }

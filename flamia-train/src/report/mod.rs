@@ -1,8 +1,10 @@
 //! Runs side by side: one HTML page that needs nothing else, or the loss curves alone as SVG.
 
 mod page;
+mod rows;
 mod run;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::curves::{SPEED, TRAIN_LOSS, VAL_LOSS};
@@ -10,6 +12,7 @@ use crate::plot::{PlotError, Series, Style, chart};
 use crate::tensorboard::EventError;
 
 pub use page::page;
+pub use rows::{ReportRow, rows};
 pub use run::RunRecord;
 
 /// Why runs cannot be reported.
@@ -73,21 +76,54 @@ pub fn loss_chart(runs: &[RunRecord], along: Along) -> Result<String, PlotError>
         ]
     });
     let series: Vec<Series> = series.collect();
-    let unit = runs.iter().find_map(|run| run.unit());
-    let y_axis = format!("loss ({})", unit.unwrap_or("nats"));
-    chart("Loss", &series, [along.axis(), &y_axis])
+    chart("Loss", &series, [along.axis(), &y_axis(runs)])
 }
 
-/// Tokens per second of `runs` as an SVG.
+/// How far the validation losses of `runs` are above the first one's, at the steps that both have:
+/// what two curves that lie on one another do not show.
+///
+/// # Errors
+/// [`PlotError::Draw`].
+pub fn difference_chart(runs: &[RunRecord]) -> Result<String, PlotError> {
+    let of = |run: &RunRecord| run.curve(VAL_LOSS, Along::Steps);
+    let first: BTreeMap<u64, f64> = runs
+        .iter()
+        .take(1)
+        .flat_map(of)
+        .map(|(step, loss)| (step as u64, loss))
+        .collect();
+    let above = |(step, loss): (f64, f64)| Some((step, loss - first.get(&(step as u64))?));
+    let series = runs.iter().map(|run| Series {
+        name: run.name.clone(),
+        points: of(run).into_iter().filter_map(above).collect(),
+        style: Style::Bold,
+    });
+    let series: Vec<Series> = series.collect();
+    let name = runs.first().map_or("", |run| &run.name);
+    let title = format!("Validation loss above that of {name}");
+    chart(&title, &series, ["step", &y_axis(runs)])
+}
+
+/// Thousands of tokens per second of `runs` as an SVG.
 ///
 /// # Errors
 /// [`PlotError::Draw`].
 pub fn speed_chart(runs: &[RunRecord]) -> Result<String, PlotError> {
+    let thousands = |(step, speed): (f64, f64)| (step, speed / 1e3);
     let series = runs.iter().map(|run| Series {
         name: run.name.clone(),
-        points: run.curve(SPEED, Along::Steps),
+        points: run
+            .curve(SPEED, Along::Steps)
+            .into_iter()
+            .map(thousands)
+            .collect(),
         style: Style::Line,
     });
     let series: Vec<Series> = series.collect();
-    chart("Throughput", &series, ["step", "tokens/s"])
+    chart("Throughput", &series, ["step", "thousand tokens/s"])
+}
+
+fn y_axis(runs: &[RunRecord]) -> String {
+    let unit = runs.iter().find_map(RunRecord::unit);
+    format!("loss ({})", unit.unwrap_or("nats"))
 }

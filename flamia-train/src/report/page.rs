@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::{Along, ReportError, RunRecord, loss_chart, speed_chart};
+use super::{Along, ReportError, RunRecord, difference_chart, loss_chart, speed_chart};
+use crate::curves::TRAIN_LOSS;
 
 const STYLE: &str = "\
 body { font: 16px/1.5 sans-serif; color: #222; max-width: 1000px; margin: 2em auto; padding: 0 1em }
@@ -26,7 +27,7 @@ const RESULTS: [(&str, &str, usize); 14] = [
     ("tokens", "tokens", 0),
     ("tokens/s, all in", "tokens_per_s", 0),
     ("tokens/s, steps alone", "step_tokens_per_s", 0),
-    ("model TFLOP/s", "model_tflops", 1),
+    ("model TFLOP/s", "model_tflops", 3),
     ("utilisation", "utilisation", 3),
     ("seconds", "seconds", 1),
     ("parameters", "parameters", 0),
@@ -48,12 +49,12 @@ pub fn page(runs: &[RunRecord]) -> Result<String, ReportError> {
          <style>\n{STYLE}\n</style>\n<h1>{title}</h1>\n"
     );
     html.push_str(&loss_chart(runs, Along::Steps)?);
-    let has_tokens = |run: &RunRecord| {
-        !run.curve(crate::curves::TRAIN_LOSS, Along::Tokens)
-            .is_empty()
-    };
+    let has_tokens = |run: &RunRecord| !run.curve(TRAIN_LOSS, Along::Tokens).is_empty();
     if runs.iter().any(has_tokens) {
         html.push_str(&loss_chart(runs, Along::Tokens)?);
+    }
+    if runs.len() > 1 {
+        html.push_str(&difference_chart(runs)?);
     }
     html.push_str(&speed_chart(runs)?);
 
