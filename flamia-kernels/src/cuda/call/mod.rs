@@ -169,7 +169,7 @@ impl Kernels {
             v: self.operand(&shape, shape.kv_heads, false, v)?,
             forward: cached(&self.forwards, config, || Forward::new(&self.gpu, config))?,
             schedule: ScheduleLayout::new(shape.tokens).map_err(ScheduleError::from)?,
-            sections: sections::of_queries(&shape, 2, options.mask, self.gpu.l2_bytes()),
+            sections: sections::of_forward(&shape, options.mask, self.gpu.l2_bytes()),
         })
     }
 
