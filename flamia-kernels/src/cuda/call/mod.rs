@@ -25,7 +25,7 @@ use super::quantise::{Forms, Quantisation, QuantiseError, Quantiser};
 use super::retile::{RetileError, Retiler, Retiling};
 use super::tensor::ScratchError;
 use crate::error::AttentionError;
-use crate::options::{Options, Path, Profile};
+use crate::options::{BackwardForm, Options, Path, Profile};
 
 /// A call that was not made.
 #[derive(Debug, thiserror::Error)]
@@ -244,6 +244,10 @@ impl Kernels {
         }
         if self.gpu.arch() != Arch::Sm90a {
             return Err(unsupported("attention".to_owned()));
+        }
+        if options.backward != BackwardForm::TwoKernel {
+            // Slower on every row that was measured: its kernel is there to be called by itself.
+            return Err(unsupported(format!("backward `{}`", options.backward)));
         }
         if !HeadDim::SUPPORTED.contains(&shape.head_dim) {
             return Err(unsupported(format!("head dimension {}", shape.head_dim)));
