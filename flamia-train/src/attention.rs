@@ -106,8 +106,10 @@ impl Attention {
             } if options.path.is_low_bit() => layers
                 .iter()
                 .enumerate()
-                .flat_map(|(layer, stats)| {
-                    let counts = stats.take();
+                .map(|(layer, stats)| (layer, stats.take()))
+                // A GPU's kernels count nothing, and a curve of zeros would say that nothing was lost.
+                .filter(|(_, counts)| counts.ds_nonzero > 0)
+                .flat_map(|(layer, counts)| {
                     [
                         (
                             format!("attention/layer{layer}/ds_flush_fraction"),
@@ -278,6 +280,17 @@ mod tests {
         };
         let (dk, o) = gradients(3, 1, 2);
         assert!(dk.equal(&gradients(3, 1, 2).0));
+        // Of what was counted there are curves, and of no other layer.
+        let curves = attention.take_statistics();
+        let tags: Vec<_> = curves.iter().map(|(tag, _)| tag.as_str()).collect();
+        assert_eq!(
+            tags,
+            [
+                "attention/layer2/ds_flush_fraction",
+                "attention/layer2/saturated"
+            ]
+        );
+        assert!(attention.take_statistics().is_empty());
         for (step, micro_batch, layer) in [(4, 1, 2), (3, 0, 2), (3, 1, 3)] {
             let (other, same) = gradients(step, micro_batch, layer);
             assert!(
