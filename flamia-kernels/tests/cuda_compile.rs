@@ -1,37 +1,19 @@
 //! Every kernel compiles without a GPU, and none spills. NVRTC has to be there.
 
-use flamia_cuda::{Arch, Compiler, Program, Source};
+mod compiled;
+
+use flamia_cuda::{Arch, Compiler, Program};
 use flamia_kernels::Mask;
 use flamia_kernels::cuda::forward::{self, ForwardConfig, ItemRows};
 use flamia_kernels::cuda::layout::HeadDim;
 use flamia_kernels::cuda::quantise::{self, Forms, Quantisation};
 use flamia_kernels::cuda::retile::{self, Retiling};
 
-fn check(source: &Source, defines: &[(&str, String)], what: &str) {
-    let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
-    let program = Program {
-        source,
-        defines,
-        arch: Arch::Sm90a,
-    };
-    let cubin = compiler
-        .compile(&program)
-        .unwrap_or_else(|error| panic!("{what}: {error}"));
-    for kernel in &cubin.kernels {
-        println!("{what}: {kernel}");
-    }
-    assert!(!cubin.kernels.is_empty(), "{what} has no kernel");
-    assert_eq!(cubin.warnings, [""; 0], "{what}");
-    cubin
-        .refuse_spills()
-        .unwrap_or_else(|error| panic!("{what}: {error}"));
-}
-
 #[test]
 fn quantisers_do_not_spill() {
     for quantisation in Quantisation::all() {
         let what = format!("{quantisation:?}");
-        check(&quantise::SOURCE, &quantisation.defines(), &what);
+        compiled::without_spills(&quantise::SOURCE, &quantisation.defines(), &what);
     }
 }
 
@@ -39,7 +21,7 @@ fn quantisers_do_not_spill() {
 fn retilers_do_not_spill() {
     for retiling in Retiling::all() {
         let what = format!("{retiling:?}");
-        check(&retile::SOURCE, &retiling.defines(), &what);
+        compiled::without_spills(&retile::SOURCE, &retiling.defines(), &what);
     }
 }
 

@@ -2,6 +2,7 @@
 //! `cargo test --features cuda -- --ignored` on a machine that has a Hopper GPU, and NVRTC.
 
 mod attention;
+mod compiled;
 mod quantised;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use attention::check::{Failures, cosine, distance};
 use attention::gradients::Backward;
 use attention::queries::{QueriesDevice, QueriesWay};
-use attention::random::{random_shape, roughen};
-use attention::{HEAD_DIMS, Problem, Shape, masks};
-use flamia_cuda::{Arch, Compiler, Gpu, Program};
+use attention::random::{random_problems, random_shape};
+use attention::{HEAD_DIMS, Problem, Shape, gpu, masks};
+use flamia_cuda::Gpu;
 use flamia_kernels::cuda::backward_queries::{self, BackwardQueriesConfig};
 use flamia_kernels::cuda::layout::HeadDim;
 use flamia_kernels::{Mask, Path};
@@ -22,7 +23,6 @@ use rayon::prelude::*;
 
 #[test]
 fn every_variant_compiles_without_spills() {
-    let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
     for head_dim in HEAD_DIMS {
         for mask in masks() {
             for rotated in [false, true] {
@@ -31,29 +31,11 @@ fn every_variant_compiles_without_spills() {
                     mask,
                     rotated,
                 };
-                let defines = config.defines();
-                let program = Program {
-                    source: &backward_queries::SOURCE,
-                    defines: &defines,
-                    arch: Arch::Sm90a,
-                };
-                let cubin = compiler
-                    .compile(&program)
-                    .unwrap_or_else(|error| panic!("{config:?}: {error}"));
-                for kernel in &cubin.kernels {
-                    println!("{config:?}: {kernel}");
-                }
-                assert_eq!(cubin.warnings, [""; 0], "{config:?}");
-                cubin
-                    .refuse_spills()
-                    .unwrap_or_else(|error| panic!("{config:?}: {error}"));
+                let what = format!("{config:?}");
+                compiled::without_spills(&backward_queries::SOURCE, &config.defines(), &what);
             }
         }
     }
-}
-
-fn gpu() -> Gpu {
-    Gpu::new(0).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// NaN and infinity at the same places, no entry further than codes that rounded to their neighbour can
@@ -92,35 +74,8 @@ fn check(failures: &Failures, gpu: &Gpu, backward: &Backward, case: &str) -> Opt
 #[test]
 #[ignore = "needs a GPU"]
 fn a_simple_shapes_agree_with_the_cpu() {
-    let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(1));
-    let mut problems = Vec::new();
-    for head_dim in HEAD_DIMS {
-        for lengths in [
-            vec![1],
-            vec![32],
-            vec![64],
-            vec![128],
-            vec![192],
-            vec![256],
-            vec![500],
-            vec![5, 0, 70, 33],
-            vec![1, 2, 31, 32, 33, 0, 63, 64, 65, 127, 128, 129],
-        ] {
-            for mask in masks() {
-                let shape = Shape {
-                    lengths: lengths.clone(),
-                    heads: 2,
-                    kv_heads: 1,
-                    head_dim,
-                    mask,
-                };
-                problems.push(Backward::gaussian(
-                    Problem::gaussian(shape, &mut rng),
-                    &mut rng,
-                ));
-            }
-        }
-    }
+    let gpu = gpu();
+    let problems = Backward::simple(500, &mut ChaCha8Rng::seed_from_u64(1));
     let failures = Failures::default();
     problems.par_iter().for_each(|backward| {
         let case = format!("{:?}", backward.problem.shape);
@@ -132,19 +87,7 @@ fn a_simple_shapes_agree_with_the_cpu() {
 #[ignore = "needs a GPU"]
 fn b_random_packed_shapes_agree_with_the_cpu() {
     let (gpu, mut rng) = (gpu(), ChaCha8Rng::seed_from_u64(2));
-    let mut problems = Vec::new();
-    for number in 0..100 {
-        let mut problem = Problem::gaussian(random_shape(&mut rng), &mut rng);
-        if problem.tokens() == 0 {
-            continue;
-        }
-        let is_rough = number % 4 == 3;
-        if is_rough {
-            roughen(&mut problem, &mut rng);
-        }
-        problems.push((number, is_rough, problem, rng.random()));
-    }
-    assert!(problems.len() > 90, "empty rows say nothing");
+    let problems = random_problems(&mut rng);
     let failures = Failures::default();
     problems
         .into_par_iter()

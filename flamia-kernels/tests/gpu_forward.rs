@@ -2,12 +2,13 @@
 //! `cargo test --features cuda -- --ignored` on a machine that has a Hopper GPU, and NVRTC.
 
 mod attention;
+mod compiled;
 mod quantised;
 
 use attention::check::{Failures, cosine, differs_in_kind, distance};
 use attention::random::{random_shape, roughen};
-use attention::{Device, HEAD_DIMS, Outputs, Problem, Shape, Way, masks};
-use flamia_cuda::{Arch, Compiler, Gpu, Program};
+use attention::{Device, HEAD_DIMS, Outputs, Problem, Shape, Way, gpu, masks};
+use flamia_cuda::Gpu;
 use flamia_kernels::cuda::forward::{self, ForwardConfig, ItemRows};
 use flamia_kernels::cuda::layout::HeadDim;
 use flamia_kernels::{Mask, Path};
@@ -29,29 +30,10 @@ fn configs() -> impl Iterator<Item = ForwardConfig> {
 
 #[test]
 fn every_variant_compiles_without_spills() {
-    let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
     for config in configs() {
-        let defines = config.defines();
-        let program = Program {
-            source: &forward::SOURCE,
-            defines: &defines,
-            arch: Arch::Sm90a,
-        };
-        let cubin = compiler
-            .compile(&program)
-            .unwrap_or_else(|error| panic!("{config:?}: {error}"));
-        for kernel in &cubin.kernels {
-            println!("{config:?}: {kernel}");
-        }
-        assert_eq!(cubin.warnings, [""; 0], "{config:?}");
-        cubin
-            .refuse_spills()
-            .unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        let what = format!("{config:?}");
+        compiled::without_spills(&forward::SOURCE, &config.defines(), &what);
     }
-}
-
-fn gpu() -> Gpu {
-    Gpu::new(0).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// How far `found` is from the `hopper` profile: NaN and infinity at the same places, no entry further

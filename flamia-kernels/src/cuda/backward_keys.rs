@@ -17,6 +17,7 @@ use flamia_sched::cuda::{SCHEDULE_HEADER, ScheduleLayout, schedule_defines};
 use flamia_sched::work::{HeadSections, Tiling};
 
 use super::layout::{HeadDim, LayoutError, PaddedLayout};
+use super::mask;
 use super::quantise::Quantised;
 use super::tensor::{DeviceTensor, TensorError};
 
@@ -120,17 +121,12 @@ impl BackwardKeysConfig {
         stages: u32,
         shared_bytes: u32,
     ) -> Vec<(&'static str, String)> {
-        let mask = match self.mask {
-            Mask::Causal => "CAUSAL",
-            Mask::Full => "FULL",
-            Mask::Window(_) => "WINDOW",
-        };
         let mut defines = schedule_defines();
         defines.extend([
             ("HEAD_DIM", self.head_dim.get().to_string()),
             ("STAGES", stages.to_string()),
             ("SHARED_BYTES", shared_bytes.to_string()),
-            ("MASK", mask.to_owned()),
+            mask::define(self.mask),
             ("ROTATED", u8::from(self.rotated).to_string()),
         ]);
         defines
@@ -210,11 +206,7 @@ impl BackwardKeysConfig {
             kv_heads: number(kv_heads).unsigned_abs(),
             heads_per_kv_head: number(heads / kv_heads).unsigned_abs(),
             kv_heads_per_section: number(call.sections.per_section()).unsigned_abs(),
-            window: match self.mask {
-                // Room for what the kernel subtracts.
-                Mask::Window(keys) => number(keys.get()).min(i32::MAX - 256),
-                Mask::Causal | Mask::Full => 0,
-            },
+            window: mask::window(self.mask),
             scale: (call.scale * std::f64::consts::LOG2_E) as f32,
             dk_scale: (call.scale * unrotate) as f32,
             hysteresis: call.hysteresis,

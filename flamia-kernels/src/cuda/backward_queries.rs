@@ -14,6 +14,7 @@ use flamia_sched::work::{HeadSections, Tiling};
 
 use super::backward_keys::BackwardWork;
 use super::layout::{HeadDim, LayoutError, PaddedLayout};
+use super::mask;
 use super::quantise::Quantised;
 use super::tensor::{DeviceTensor, TensorError};
 
@@ -93,18 +94,13 @@ pub struct BackwardQueriesConfig {
 impl BackwardQueriesConfig {
     /// The macros that [`SOURCE`] is compiled with.
     pub fn defines(&self) -> Vec<(&'static str, String)> {
-        let mask = match self.mask {
-            Mask::Causal => "CAUSAL",
-            Mask::Full => "FULL",
-            Mask::Window(_) => "WINDOW",
-        };
         let mut defines = schedule_defines();
         defines.extend([
             ("HEAD_DIM", self.head_dim.get().to_string()),
             ("ROTATED", u8::from(self.rotated).to_string()),
             ("STAGES", STAGES.to_string()),
             ("SHARED_BYTES", self.shared_bytes().to_string()),
-            ("MASK", mask.to_owned()),
+            mask::define(self.mask),
         ]);
         defines.extend(Parameters::defines());
         defines
@@ -175,11 +171,7 @@ impl BackwardQueriesConfig {
             heads: number(heads).unsigned_abs(),
             heads_per_kv_head: number(heads / kv_heads).unsigned_abs(),
             heads_per_section: number(call.sections.per_section()).unsigned_abs(),
-            window: match self.mask {
-                // Room for what the kernel subtracts.
-                Mask::Window(keys) => number(keys.get()).min(i32::MAX - 256),
-                Mask::Causal | Mask::Full => 0,
-            },
+            window: mask::window(self.mask),
             hysteresis,
             scale: scale as f32,
             scale_log2: (scale * std::f64::consts::LOG2_E) as f32,

@@ -12,6 +12,7 @@ use flamia_sched::cuda::{SCHEDULE_HEADER, ScheduleLayout, schedule_defines};
 use flamia_sched::work::{HeadSections, Tiling};
 
 use super::layout::{HeadDim, LayoutError, PaddedLayout};
+use super::mask;
 use super::quantise::Quantised;
 use super::tensor::{DeviceTensor, TensorError};
 
@@ -131,11 +132,6 @@ impl ForwardConfig {
 
     /// The macros that [`SOURCE`] is compiled with.
     pub fn defines(&self) -> Vec<(&'static str, String)> {
-        let mask = match self.mask {
-            Mask::Causal => "CAUSAL",
-            Mask::Full => "FULL",
-            Mask::Window(_) => "WINDOW",
-        };
         let [k_stages, v_stages] = self.item_rows.stages();
         let mut defines = schedule_defines();
         defines.extend([
@@ -144,7 +140,7 @@ impl ForwardConfig {
             ("K_STAGES", k_stages.to_string()),
             ("V_STAGES", v_stages.to_string()),
             ("SHARED_BYTES", self.shared_bytes().to_string()),
-            ("MASK", mask.to_owned()),
+            mask::define(self.mask),
         ]);
         defines.extend(Parameters::defines());
         defines
@@ -207,11 +203,7 @@ impl ForwardConfig {
             heads: number(heads).unsigned_abs(),
             heads_per_kv_head: number(heads / kv_heads).unsigned_abs(),
             heads_per_section: number(call.sections.per_section()).unsigned_abs(),
-            window: match self.mask {
-                // Room for what the kernel subtracts.
-                Mask::Window(keys) => number(keys.get()).min(i32::MAX - 256),
-                Mask::Causal | Mask::Full => 0,
-            },
+            window: mask::window(self.mask),
             scale: (call.scale * std::f64::consts::LOG2_E) as f32,
             c: c as f32,
             tau,

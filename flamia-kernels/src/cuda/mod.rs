@@ -9,3 +9,5 @@ pub mod layout;
 pub mod quantise;
 pub mod retile;
 pub mod tensor;
+
+mod mask;

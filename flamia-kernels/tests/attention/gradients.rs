@@ -9,7 +9,7 @@ use half::bf16;
 use rand::Rng;
 use rand_distr::{Distribution, StandardNormal};
 
-use super::{GAP, POISON, Problem, Shape};
+use super::{GAP, HEAD_DIMS, POISON, Problem, Shape, masks};
 use crate::quantised::{ForwardOutput, Packed};
 
 /// A problem with the gradient of its result, and that result.
@@ -46,6 +46,38 @@ impl Backward {
         let normal = |_: &bf16| bf16::from_f32(StandardNormal.sample(rng));
         let d_o = problem.q.iter().map(normal).collect();
         Self::new(problem, d_o)
+    }
+
+    /// The smallest shapes first, each of its own kind, so that a fault shows where it is simplest; none
+    /// longer than `longest`, and one as long.
+    pub fn simple(longest: usize, rng: &mut impl Rng) -> Vec<Self> {
+        let mut problems = Vec::new();
+        for head_dim in HEAD_DIMS {
+            for lengths in [
+                vec![1],
+                vec![32],
+                vec![64],
+                vec![128],
+                vec![192],
+                vec![256],
+                vec![longest],
+                vec![5, 0, 70, 33],
+                vec![1, 2, 31, 32, 33, 0, 63, 64, 65, 127, 128, 129],
+            ] {
+                for mask in masks() {
+                    let shape = Shape {
+                        lengths: lengths.clone(),
+                        heads: 2,
+                        kv_heads: 1,
+                        head_dim,
+                        mask,
+                    };
+                    let problem = Problem::gaussian(shape, rng);
+                    problems.push(Self::gaussian(problem, rng));
+                }
+            }
+        }
+        problems
     }
 
     /// With the result of the forward pass made again, for operands that were changed.

@@ -48,6 +48,10 @@ pub struct Shape {
     pub mask: Mask,
 }
 
+pub fn gpu() -> Gpu {
+    Gpu::new(0).unwrap_or_else(|error| panic!("{error}"))
+}
+
 /// How the kernel goes about it, which must not show.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {

@@ -66,3 +66,22 @@ pub fn roughen(problem: &mut Problem, rng: &mut impl Rng) {
         }
     }
 }
+
+/// A hundred random problems but for the empty ones: number, whether it was roughened, and a seed for what else
+/// it takes.
+pub fn random_problems(rng: &mut impl Rng) -> Vec<(usize, bool, Problem, u64)> {
+    let mut problems = Vec::new();
+    for number in 0..100 {
+        let mut problem = Problem::gaussian(random_shape(rng), rng);
+        if problem.tokens() == 0 {
+            continue;
+        }
+        let is_rough = number % 4 == 3;
+        if is_rough {
+            roughen(&mut problem, rng);
+        }
+        problems.push((number, is_rough, problem, rng.random()));
+    }
+    assert!(problems.len() > 90, "empty rows say nothing");
+    problems
+}

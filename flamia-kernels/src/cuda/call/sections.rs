@@ -14,41 +14,43 @@ const L2_SHARE: usize = 2;
 /// Documents of fewer rows on average are taken to be of many lengths.
 const SHORT: usize = 1024;
 
+/// Whether documents are taken to be of one length, from their mean.
+fn is_even(shape: &CallShape) -> bool {
+    shape.tokens / shape.documents.max(1) >= SHORT
+}
+
 /// Sections pay where all items cost the same: under the full mask, with documents as long as one another.
 /// Elsewhere every section starts with long items again, and one was faster by 7 to 28 % on long causal
 /// rows, and by 9 % under the full mask with documents of 500 rows on average beside a long one
 /// (bench/LOG.md).
+fn pay(shape: &CallShape, mask: Mask) -> bool {
+    !mask.is_causal() && is_even(shape)
+}
+
+/// All heads in one section, or `cut` into those whose shared bytes fit.
 fn sections(
-    shape: &CallShape,
+    cut: bool,
     heads: usize,
     group: usize,
-    bytes_per_row: usize,
-    mask: Mask,
+    [tokens, bytes_per_row]: [usize; 2],
     l2_bytes: usize,
 ) -> HeadSections {
     let count = |n| NonZero::new(n).unwrap_or(NonZero::<usize>::MIN);
-    let heads = count(heads);
-    if mask.is_causal() || shape.tokens / shape.documents.max(1) < SHORT {
-        return HeadSections::whole(heads);
+    let (heads, group) = (count(heads), count(group));
+    if cut {
+        HeadSections::fitting(heads, group, tokens, bytes_per_row, l2_bytes / L2_SHARE)
+    } else {
+        HeadSections::whole(heads)
     }
-    HeadSections::fitting(
-        heads,
-        count(group),
-        shape.tokens,
-        bytes_per_row,
-        l2_bytes / L2_SHARE,
-    )
 }
 
 /// Those of the forward pass. Under a causal mask too, long rows of long documents are cut: with 65,536 rows, whose
 /// keys and values of one head take a third of the L2 cache, one section took 8 to 11 % longer; with 16,384,
 /// several did.
 pub(super) fn of_forward(shape: &CallShape, mask: Mask, l2_bytes: usize) -> HeadSections {
-    let mean = shape.tokens / shape.documents.max(1);
     let bytes_per_head = shape.tokens * 2 * shape.head_dim;
-    let cuts = mean >= SHORT && bytes_per_head > l2_bytes / 4;
-    let items_are_alike = if cuts { Mask::Full } else { mask };
-    of_queries(shape, 2, items_are_alike, l2_bytes)
+    let thrashes = is_even(shape) && bytes_per_head > l2_bytes / 4;
+    queries(shape, 2, thrashes || pay(shape, mask), l2_bytes)
 }
 
 /// Those of query heads, whose items walk keys: `images` of a code per key and feature.
@@ -58,9 +60,19 @@ pub(super) fn of_queries(
     mask: Mask,
     l2_bytes: usize,
 ) -> HeadSections {
+    queries(shape, images, pay(shape, mask), l2_bytes)
+}
+
+fn queries(shape: &CallShape, images: usize, cut: bool, l2_bytes: usize) -> HeadSections {
     let group = shape.group();
     let bytes_per_row = (images * shape.head_dim).div_ceil(group);
-    sections(shape, shape.heads, group, bytes_per_row, mask, l2_bytes)
+    sections(
+        cut,
+        shape.heads,
+        group,
+        [shape.tokens, bytes_per_row],
+        l2_bytes,
+    )
 }
 
 /// Those of key/value heads, whose items walk the queries of a group: `images` of a code per query and
@@ -72,7 +84,14 @@ pub(super) fn of_keys(
     l2_bytes: usize,
 ) -> HeadSections {
     let bytes_per_row = images * shape.head_dim * shape.group();
-    sections(shape, shape.kv_heads, 1, bytes_per_row, mask, l2_bytes)
+    let cut = pay(shape, mask);
+    sections(
+        cut,
+        shape.kv_heads,
+        1,
+        [shape.tokens, bytes_per_row],
+        l2_bytes,
+    )
 }
 
 #[cfg(test)]
