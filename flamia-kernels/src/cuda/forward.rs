@@ -42,7 +42,7 @@ const THREADS: u32 = 4 * 128;
 /// Slots of queries in shared memory.
 const QUERY_SLOTS: u32 = 2;
 /// Scales, work items and barriers take less.
-const OTHER_SHARED_BYTES: u32 = 1024;
+const OTHER_SHARED_BYTES: u32 = 1536;
 
 parameters! {
     /// What the kernel takes. Strides are in elements.

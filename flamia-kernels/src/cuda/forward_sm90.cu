@@ -37,6 +37,7 @@ constexpr u32 WORDS = HEAD_DIM / 2;  // of a thread's output fragment
 constexpr float LN_2 = 0.693147180559945f;
 
 constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
+constexpr u32 ONES_BYTES = 8 * BLOCK;  // the smallest operand that a block of probabilities multiplies with
 
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
 static_assert(ITEM_ROWS == GROUP_ROWS || ITEM_ROWS == WARPGROUPS * GROUP_ROWS, "one warpgroup of an item, or all");
@@ -123,9 +124,16 @@ struct Pipeline {
 
 struct SharedMemory {
     Tiles tiles[PIPELINES];
+    u8 ones[ONES_BYTES];
     Pipeline pipelines[PIPELINES];
 };
 static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
+
+// A CTA's: an address that the compiler knows.
+__device__ inline SharedMemory& shared_memory() {
+    extern __shared__ __align__(1024) u8 memory[];
+    return *reinterpret_cast<SharedMemory*>(memory);
+}
 
 // The rows of an item. As the schedule cuts it, the last item of a document may leave warpgroups without
 // rows; here the last ones share what is missing, one run of 64 rows each.
@@ -318,13 +326,14 @@ struct Consumer {
                 pin(s);
                 if (PIPELINES > 1) release(pipeline.k_empty[stage]);
                 u32 codes[GROUPS][4];
+                TileSums sums;
                 if (clear.contains(tile)) {
                     if (__any_sync(FULL_WARP, softmax.may_pass(s, scales, p.tau)))
                         softmax.raise_references(s, scales, p.tau, ALL_GROUPS, o);
 #pragma unroll
-                    for (u32 g = 0; g < GROUPS; g++) softmax.probabilities(s, scales, p.c, g, codes[g]);
+                    for (u32 g = 0; g < GROUPS; g++) softmax.probabilities(s, scales, p.c, g, sums, codes[g]);
                     if (PIPELINES > 1) barrier_wait(pipeline.v_full[value_stage], values.parity());
-                    add_values(o, codes, value_stage);
+                    add_values(o, sums, codes, value_stage);
                 } else {
                     const VisibleGroups groups(first_row(work), item.len, tile, p.window);
                     replace_unseen(s, groups.partly & ~groups.wholly, thread_row(work, 0), item.len, tile, p.window, -INF);
@@ -332,10 +341,10 @@ struct Consumer {
 #pragma unroll
                     for (u32 g = 0; g < GROUPS; g++) {
                         codes[g][0] = codes[g][1] = codes[g][2] = codes[g][3] = 0;
-                        if (groups.partly >> g & 1) softmax.probabilities(s, scales, p.c, g, codes[g]);
+                        if (groups.partly >> g & 1) softmax.probabilities(s, scales, p.c, g, sums, codes[g]);
                     }
                     if (PIPELINES > 1) barrier_wait(pipeline.v_full[value_stage], values.parity());
-                    add_values_masked(o, codes, value_stage, work, tile);
+                    add_values_masked(o, sums, codes, value_stage, work, tile);
                 }
             }
             // A pipeline of one warpgroup loads nothing that it does not see.
@@ -358,36 +367,69 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // O += P V, with a fresh accumulator for P V: Hopper's keeps 13 fraction bits.
-    __device__ void add_values(float (&o)[WORDS], u32 (&codes)[GROUPS][4], u32 stage) const {
-        float t[WORDS];
+    // O += P V, with a fresh accumulator for P V: Hopper's keeps 13 fraction bits. The sum of its weights is
+    // asked for in front of it, and what it has to be multiplied with found out beside it. With windows that
+    // takes one register too many.
+    __device__ void add_values(float (&o)[WORDS], const TileSums& sums, u32 (&codes)[GROUPS][4], u32 stage) const {
+        float t[WORDS], rounded[4], factor[2];
+        if constexpr (MASK == WINDOW) make_up(sums, codes, factor);
         pin(t);
+        pin(rounded);
         pin(codes);
         wgmma_fence();
+        if constexpr (MASK != WINDOW) add_weights(rounded, codes);
 #pragma unroll
         for (u32 g = 0; g < GROUPS; g++) wgmma_registers(t, codes[g], v_block(stage, g), g > 0);
         wgmma_commit();
+        if constexpr (MASK != WINDOW) {
+            wgmma_wait<1>();
+            pin(rounded);
+            sums.make_up(rounded, factor);
+        }
         wgmma_wait();
         pin(t);
         pin(codes);
-        promote(o, t);
+        promote(o, t, factor);
     }
 
+    // What P V of the codes has to be multiplied with.
+    __device__ void make_up(const TileSums& sums, u32 (&codes)[GROUPS][4], float (&factor)[2]) const {
+        float rounded[4];
+        pin(rounded);
+        pin(codes);
+        wgmma_fence();
+        add_weights(rounded, codes);
+        wgmma_wait();
+        pin(rounded);
+        pin(codes);
+        sums.make_up(rounded, factor);
+    }
+
+    // Has the tensor core add up the codes of each row.
+    static __device__ void add_weights(float (&rounded)[4], const u32 (&codes)[GROUPS][4]) {
+#pragma unroll
+        for (u32 g = 0; g < GROUPS; g++) wgmma_registers(rounded, codes[g], ones(), g > 0);
+        wgmma_commit();
+    }
+
+    static __device__ u64 ones() { return operand_descriptor(shared_memory().ones, Swizzle::B32); }
     __device__ u64 v_block(u32 stage, u32 block) const {
         return operand_descriptor(tiles.v[stage] + block * V_BLOCK_BYTES, Swizzle::B32);
     }
 
-    static __device__ void promote(float (&o)[WORDS], float (&t)[WORDS]) {
+    static __device__ void promote(float (&o)[WORDS], const float (&t)[WORDS], const float (&factor)[2]) {
 #pragma unroll
-        for (u32 i = 0; i < WORDS; i++) o[i] += t[i];
+        for (u32 i = 0; i < WORDS; i++) o[i] = fmaf(t[i], factor[i / 2 % 2], o[i]);
     }
 
     // The same block by block. A warp's rows lie in one block of 32; the lower half of the warpgroup may see
     // a block in front of what the upper half sees, and the upper half one behind. What a half does not
     // see may be NaN, which a probability of 0 does not undo, although both multiply together: the
     // upper half starts anew after the one, and the lower half is done before the other.
-    __device__ void add_values_masked(float (&o)[WORDS], u32 (&codes)[GROUPS][4], u32 stage, const Work& work,
-                                      int tile) const {
+    __device__ void add_values_masked(float (&o)[WORDS], const TileSums& sums, u32 (&codes)[GROUPS][4], u32 stage,
+                                      const Work& work, int tile) const {
+        float factor[2];
+        make_up(sums, codes, factor);
         const int len = work.item.len;
         const Range rows = group_rows(work.rows, group);
         const Range lower = blocks_seen({rows.begin, min(rows.begin + BLOCK, rows.end)}, len);
@@ -410,12 +452,12 @@ struct Consumer {
                 for (u32 i = 0; i < WORDS; i++) t[i] = 0;
             }
         }
-        if (!is_upper) promote(o, t);
+        if (!is_upper) promote(o, t, factor);
         // Warpgroups start at an even block.
 #pragma unroll
         for (int g = 1; g < int(GROUPS); g += 2)
             if (g == end && has_last) multiply(t, codes[g], stage, g);
-        if (is_upper) promote(o, t);
+        if (is_upper) promote(o, t, factor);
     }
 
     __device__ Range blocks_seen(Range rows, int len) const { return covering(keys_seen(rows, len, p.window), BLOCK); }
@@ -458,8 +500,7 @@ struct Consumer {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Parameters p) {
-    extern __shared__ __align__(1024) u8 memory[];
-    SharedMemory& shared = *reinterpret_cast<SharedMemory*>(memory);
+    SharedMemory& shared = shared_memory();
     // The same for a warp, which the compiler cannot know of threadIdx.x.
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
 
@@ -478,6 +519,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
             barrier_init(pipeline.v_empty[i], 4 * SHARERS);
         }
         barrier_init_fence();
+    }
+    if (threadIdx.x < ONES_BYTES / 16) {
+        constexpr u32 ones = 0x38383838;
+        reinterpret_cast<uint4*>(shared.ones)[threadIdx.x] = make_uint4(ones, ones, ones, ones);
+        async_fence();
     }
     __syncthreads();
 

@@ -335,3 +335,14 @@ __device__ inline void wgmma_registers(float (&d)[32], const u32 (&a)[4], u64 b,
           "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
+
+// A from registers, B of 8 rows.
+__device__ inline void wgmma_registers(float (&d)[4], const u32 (&a)[4], u64 b, u32 accumulate) {
+    asm volatile(
+        "{ .reg .pred keep; setp.ne.b32 keep, %9, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3\n"
+        "{%0, %1, %2, %3},\n"
+        " {%4, %5, %6, %7}, %8, keep, 1, 1; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}

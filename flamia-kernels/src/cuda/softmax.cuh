@@ -25,6 +25,18 @@ struct TileScales {
     }
 };
 
+// What a tile's probabilities, with the fold, add up to in a thread's two rows and columns.
+struct TileSums {
+    float sum[2] = {0, 0};
+
+    // What P V of the tile is multiplied with, so that its weights are as heavy rounded as they were before.
+    // `rounded` is the product of the codes with ones, whose columns are all the same.
+    __device__ void make_up(const float (&rounded)[4], float (&factor)[2]) const {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) factor[half] = __fdividef(quad_sum(sum[half]), fmaxf(rounded[2 * half], 0x1p-9f));
+    }
+};
+
 // The running state of a thread's two rows.
 struct SoftmaxRows {
     float reference[2];  // integers
@@ -83,8 +95,9 @@ struct SoftmaxRows {
     }
 
     // The probabilities of a group, 2^(z - reference + c), as E4M3 codes: ready as the A operand over keys
-    // in pi order of the MMA's step `g`.
-    __device__ void probabilities(float (&s)[64], const TileScales& scales, float c, u32 g, u32 (&codes)[4]) {
+    // in pi order of the MMA's step `g`. Adds them to `in_tile` before they are rounded.
+    __device__ void probabilities(float (&s)[64], const TileScales& scales, float c, u32 g, TileSums& in_tile,
+                                  u32 (&codes)[4]) {
         const float unfold = exp2_approximate(-scales.fold[g]);
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -97,6 +110,7 @@ struct SoftmaxRows {
                 in_group = j == 0 ? p : in_group + p;
             }
             sum[half] = fmaf(in_group, unfold, sum[half]);
+            in_tile.sum[half] += in_group;
         }
         group_codes(s, g, codes);
     }
