@@ -89,9 +89,9 @@ pub enum BackwardForm {
     /// every run.
     #[default]
     TwoKernel,
-    /// All three of one dS. For dQ, 32 queries by 128 keys share a reference, which runs from one
-    /// tile of 64 queries to the next; the parts that come from each 128 keys are added up as
-    /// [`Options::dq`] says, which a GPU does in no fixed order.
+    /// All three of one dS. For dQ it is BF16, and so is K: in E4M3, the keys of a product would have to agree
+    /// on a reference first. The parts that come from each 128 keys are added up as [`Options::dq`] says,
+    /// which a GPU does in no fixed order.
     OneKernel,
 }
 

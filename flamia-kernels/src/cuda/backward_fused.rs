@@ -84,7 +84,6 @@ parameters! {
         row_sums: u64,
         lse2: u64,
         k: u64,
-        k_transposed: u64,
         k_scales: u64,
         v: u64,
         v_scales: u64,
@@ -156,8 +155,8 @@ impl DqSums {
     /// Stages of query tiles that fit beside what dQ takes of shared memory.
     const fn stages(self) -> u32 {
         match self {
-            DqSums::Fp16 => 4,
-            DqSums::Fp32 => 3,
+            DqSums::Fp16 => 3,
+            DqSums::Fp32 => 2,
         }
     }
 }
@@ -221,9 +220,9 @@ impl BackwardFusedConfig {
 
     const fn shared_bytes(&self) -> u32 {
         let head_dim = self.keys.head_dim.get() as u32;
-        // Rows of codes: K, V and K transposed, and both images of Q and of dO.
-        let rows = 3 * ITEM_KEYS + self.sums.stages() * 4 * QUERIES;
-        let ds = EXCHANGES * QUERIES * ITEM_KEYS;
+        // Rows of codes: K, V and, of two bytes, K's values; and both images of Q and of dO.
+        let rows = 4 * ITEM_KEYS + self.sums.stages() * 4 * QUERIES;
+        let ds = EXCHANGES * QUERIES * ITEM_KEYS * 2;
         let dq = QUERIES * head_dim * self.sums.bytes();
         rows * head_dim + ds + dq + OTHER_SHARED_BYTES
     }
@@ -238,14 +237,6 @@ impl BackwardFusedConfig {
         let [tokens, kv_heads, _] = call.keys.dk.shape;
         let heads = call.keys.heads;
         let [token_stride, head_stride] = call.dq.row_strides([tokens, heads, head_dim])?;
-        let k_transposed = call
-            .keys
-            .k
-            .transposed_image
-            .ok_or(BackwardKeysError::MissingPart {
-                operand: "k",
-                part: "transposed image",
-            })?;
         call.scratch.check("dq", scratch.bytes)?;
         let sums = call.scratch.address;
         let key_exponents = sums + scratch.key_exponents as u64;
@@ -262,7 +253,6 @@ impl BackwardFusedConfig {
             row_sums: keys.row_sums,
             lse2: keys.lse2,
             k: keys.k,
-            k_transposed,
             k_scales: keys.k_scales,
             v: keys.v,
             v_scales: keys.v_scales,
@@ -351,7 +341,7 @@ pub enum BackwardFusedError {
 /// What the launches read and write.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardFusedCall {
-    /// What the kernel of dK and dV takes; of K both images.
+    /// What the kernel of dK and dV takes.
     pub keys: BackwardKeysCall,
     /// dQ, `[tokens, heads, head_dim]`. Rows of a document are written, and nothing else.
     pub dq: DeviceTensor,
@@ -490,7 +480,7 @@ mod tests {
     #[test]
     fn parameters_are_the_call_s() {
         let (kernel, around) = CONFIG.parameters(&call(), &scratch()).unwrap();
-        assert_eq!([kernel.k, kernel.k_transposed], [20 << 20, 21 << 20]);
+        assert_eq!(kernel.k, 20 << 20);
         assert_eq!(
             [around.d_o_folds, around.k_folds, around.v_folds],
             [43 << 20, 23 << 20, 33 << 20]
@@ -518,10 +508,6 @@ mod tests {
                 .to_string()
         };
         for (told, part) in [
-            (
-                refused(&|call| call.keys.k.transposed_image = None),
-                "k has no transposed image",
-            ),
             (refused(&|call| call.dq.shape[1] = 4), "[100, 4, 128]"),
             (refused(&|call| call.scratch.bytes -= 1), "bytes of scratch"),
             (refused(&|call| call.keys.heads = 6), "6 query heads"),

@@ -4,15 +4,14 @@
 //
 // As backward_keys_sm90.cu, with whose bits it computes dK and dV; and dQ of each tile of queries, of
 // which a CTA has the 128 keys' part. dS of all eight warps goes through shared memory, transposed by
-// stmatrix, and is the A operand of dQ += dS K in the next round: by then both warpgroups have written
-// theirs, and dQ is computed beside the next tile's probabilities. Each warpgroup computes half of dQ's
-// features. A further warp adds them up in global memory, in FP16 or FP32; the order in which CTAs get
-// there is not the same in every run, so dQ's last bits are not either.
+// stmatrix, and is the A operand of dQ = dS K: by the time that the next tile's scores are there both warpgroups
+// have written theirs, and dQ is computed beside the next probabilities. Each warpgroup computes half
+// of dQ's features. A further warp adds them up in global memory, in FP16 or FP32; the order in which CTAs
+// get there is not the same in every run, so dQ's last bits are not either.
 //
-// A product's rows have one scale each, and a row of dQ's operand has keys of all warps: the CTA has one
-// running reference of dS for the first 32 queries of tiles, and one for the others. Codes are made with
-// the references so far, each warp tells the largest entries of its own, and all make their codes again if
-// those move a reference.
+// A product's rows have one scale each, and a row of dQ's operand has keys of all warps: in E4M3 all eight
+// would have to agree on a reference before any of them can round. dS of dQ is BF16 instead, which needs none,
+// and K is widened to what its codes stand for, once an item.
 // cpu/hopper/fused.rs defines the numbers.
 #include "dq_sums.cuh"
 #include "key_items_sm90.cuh"
@@ -25,6 +24,12 @@
 static_assert(DQ_PARTS == WARPGROUPS, "each warpgroup computes a part of dQ");
 
 constexpr u32 EXCHANGES = 2;
+constexpr int VALUES_BYTES = 2 * PART_FEATURES;        // of a key's BF16 row
+constexpr int DS_BYTES = QUERIES * GROUP_KEYS * 2;
+constexpr int ROW_BYTES = GROUP_KEYS * 2;              // of a query's dS
+constexpr u32 MMA_KEYS = 16;                           // of a step of the BF16 product
+constexpr u32 STEP_BYTES = 2 * MMA_KEYS;
+constexpr Swizzle VALUES_SWIZZLE = swizzle_of_rows(VALUES_BYTES);
 
 // `Parameters` of backward_fused.rs. Strides are in elements.
 struct Parameters {
@@ -38,7 +43,6 @@ struct Parameters {
     const float *row_sums;  // [heads][slots]
     const float *lse2;
     const u8 *k;  // [kv_heads][slots] rows
-    const u8 *k_transposed;
     const float *k_scales;
     const u8 *v;
     const float *v_scales;
@@ -74,7 +78,6 @@ SAME_OFFSET(Parameters, d_o_folds);
 SAME_OFFSET(Parameters, row_sums);
 SAME_OFFSET(Parameters, lse2);
 SAME_OFFSET(Parameters, k);
-SAME_OFFSET(Parameters, k_transposed);
 SAME_OFFSET(Parameters, k_scales);
 SAME_OFFSET(Parameters, v);
 SAME_OFFSET(Parameters, v_scales);
@@ -109,17 +112,16 @@ struct DqTarget {
 
 struct SharedMemory {
     static constexpr u32 KEY_SLOTS = 1;
-    static constexpr bool TRANSPOSED_KEYS = true, KEY_EXPONENTS = true;
+    static constexpr bool KEY_EXPONENTS = true;
 
     u8 k[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
     u8 v[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
-    u8 k_transposed[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
+    u8 k_values[DQ_PARTS][ITEM_KEYS * VALUES_BYTES];  // BF16, a row for each key
     QueryTiles tiles;
-    u8 ds[EXCHANGES][QUERIES * ITEM_KEYS];  // codes, a row for each query
+    u8 ds[EXCHANGES][WARPGROUPS][DS_BYTES];  // BF16 of a warpgroup's keys, a row for each query
     u8 dq[DQ_PARTS][BLOCKS * DQ_PART_BYTES];
     u8 zeros[BLOCK_BYTES];  // a transposed block
     QueryTable queries[STAGES];
-    float ds_amax[EXCHANGES][BLOCKS][WARPS];
     float k_scale[KEY_SLOTS][KEY_BLOCKS];
     float v_scale[KEY_SLOTS][KEY_BLOCKS];
     float key_exponent[KEY_SLOTS];
@@ -132,8 +134,8 @@ struct SharedMemory {
 };
 static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
 
-// Barrier of the consumers; 0 is that of all threads.
-constexpr u32 CONSUMERS_BARRIER = 1;
+// Barriers of each warpgroup; 0 is that of all threads.
+constexpr u32 GROUP_BARRIER = 1;
 
 struct Consumer : KeyConsumer<Parameters, SharedMemory> {
     using KeyConsumer::KeyConsumer;
@@ -150,44 +152,35 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         if (lane() == 0) barrier_arrive(shared.dq_full[group]);
     }
 
-    // What a tile leaves for the next round, beside dS and the reference.
-    struct Pending {
-        float unfold[BLOCKS];  // what dS of each query block is multiplied with: K's scale, without P's exponents
-        int exponent;  // the power of two on sums of dQ
-        u32 steps;  // the key blocks to multiply with
-    };
-
     __device__ void compute(u32 slot) {
         float dk[WORDS], dv[WORDS];
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) dk[i] = dv[i] = 0;
         KeyReferences dk_reference;
         ValueReference dv_reference;
-        RunningReference dq_references[BLOCKS];
-        Pending pending = {};
+        widen_keys(slot);
 
         Tile s, dp;
         // Of 128 features, dQ is computed in the registers of a dP that has gone: more there are not.
         constexpr bool IN_PLACE = DQ_WORDS == QUERIES / 2;
         float apart[IN_PLACE ? 1 : DQ_WORDS];
         float (&dq)[DQ_WORDS] = reinterpret_cast<float (&)[DQ_WORDS]>(IN_PLACE ? dp[0] : apart[0]);
-        bool is_first = true, is_last;
+        float dq_factor;  // the power of two on its sums
+        bool is_first = true, more;
+
+        barrier_wait(shared.full[tiles.stage()], tiles.parity());
+        start_scores(s, slot);
+        wgmma_wait();
+        start_tile(s, dv, dv_reference, slot);
         do {
+            // Here P of the tile is there, dQ of the one before it, and the tensor core has nothing to do for
+            // this warpgroup: ptxas serialises what is under way from one round to the next.
             const u32 stage = tiles.stage();
             const QueryTable& table = shared.queries[stage];
-            barrier_wait(shared.full[stage], tiles.parity());
-            if (!is_first) settle(dp, dq_references, pending);
-            start_scores(s, slot);
-            // Of the tile before; of no use in the first round, but ptxas serialises what is issued under
-            // a condition.
-            start_query_gradients(dq, pending.steps, slot);
-            wgmma_wait<1>();
-            start_tile(s, dv, dv_reference, slot);
-            wgmma_wait();
-            pin(dq);
-            if (!is_first) send(dq, up(dq_references) * pow2(pending.exponent));
-
+            if (!is_first) send(dq, dq_factor);
+            is_first = false;
             start_score_gradients(dp, slot);
+
             TileCodes p_codes, ds_codes;
 #pragma unroll
             for (u32 g = 0; g < BLOCKS; g++) group_codes(s, g, p_codes[g]);
@@ -207,41 +200,84 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             if (!is_clear) mask_gradients(dp, table, slot);
             float exponents[BLOCKS];
             dv_reference.exponents(table, exponents);
-            BlockMaxima amax;
-            block_maxima(dp, amax);
-            dk_reference.codes(dp, amax, table, exponents, p.hysteresis, dk, ds_codes);
-            add_product(dk, ds_codes, transposed_tile(shared.tiles.q_transposed[0], stage), zero, q_steps);
+            offer(dp, exponents, table, slot);
+            dq_factor = pow2(dq_exponent(table.do_fold[warp() / 2], shared.key_exponent[slot]));
 
-            // A poisoned block's keys have NaN in dS, whatever that is multiplied with; 0 has to stay 0.
-            const float k_scale = fminf(shared.k_scale[slot][warp_key() / BLOCK], 0x1p127f);
-#pragma unroll
-            for (u32 g = 0; g < BLOCKS; g++) pending.unfold[g] = k_scale * exp2_approximate(-exponents[g]);
-            pending.exponent = dq_exponent(table.do_fold[warp() / 2], shared.key_exponent[slot]);
-            pending.steps = key_steps(flags, slot);
-            offer(dp, amax, dq_references, pending, table, slot);
-
-            wgmma_wait();
-            pin(dv);
-            pin(dk);
-            pin(p_codes);
-            pin(ds_codes);
-            if (!is_clear) {
-                const KeyMask mask = mask_of(table, slot);
-                poison(dv, table.do_scale, mask);
-                poison(dk, table.q_scale, mask);
-            }
-            release(stage);
+            const auto add_keys = [&] {
+                BlockMaxima amax;
+                block_maxima(dp, amax);
+                dk_reference.codes(dp, amax, table, exponents, p.hysteresis, dk, ds_codes);
+                add_product(dk, ds_codes, transposed_tile(shared.tiles.q_transposed[0], stage), zero, q_steps);
+            };
+            const auto finish = [&] {
+                wgmma_wait();
+                pin(dv);
+                pin(dk);
+                pin(dq);
+                pin(p_codes);
+                pin(ds_codes);
+                if (!is_clear) {
+                    const KeyMask mask = mask_of(table, slot);
+                    poison(dv, table.do_scale, mask);
+                    poison(dk, table.q_scale, mask);
+                }
+                release(stage);
+            };
             tiles.advance();
-            is_first = false;
-            is_last = flags & LAST_TILE;
-        } while (!is_last);
-
-        settle(dp, dq_references, pending);
-        start_query_gradients(dq, pending.steps, slot);
-        wgmma_wait();
-        pin(dq);
-        send(dq, up(dq_references) * pow2(pending.exponent));
+            more = !(flags & LAST_TILE);
+            // The next tile's scores are computed beside this one's codes of dK, and dQ beside the next
+            // probabilities. Written twice, since ptxas serialises what is issued under a condition and waited
+            // for outside of it.
+            if (more) {
+                barrier_wait(shared.full[tiles.stage()], tiles.parity());
+                start_scores(s, slot);
+                add_keys();
+                start_query_gradients(dq, slot);
+                wgmma_wait<2>();
+                start_tile(s, dv, dv_reference, slot);
+                finish();
+            } else {
+                add_keys();
+                start_query_gradients(dq, slot);
+                finish();
+            }
+        } while (more);
+        send(dq, dq_factor);
         store(dk, dv, dk_reference, dv_reference, slot);
+    }
+
+    // BF16 rows of what the keys' codes stand for, of the features that this warpgroup computes dQ of. Zeros for
+    // keys that are not there, and of poisoned blocks, which poison through dS.
+    __device__ void widen_keys(u32 slot) const {
+        constexpr int CHUNKS = PART_FEATURES / CHUNK;
+        const int key = threadIdx.x % 128;
+        const float scale = shared.k_scale[slot][key / BLOCK];
+        const Work& work = shared.work[slot];
+        const bool is_there = !isnan(scale) && work.item.first + key / BLOCK * BLOCK < work.item.len;
+        const u8* from = shared.k[slot] + key * HEAD_DIM;
+        u8* to = shared.k_values[group] + key * VALUES_BYTES;
+        // None before all products with the item before it are over.
+        named_barrier<128>(GROUP_BARRIER + group);
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const uint4 codes = *reinterpret_cast<const uint4*>(from + row_chunk<HEAD_DIM>(key, int(group) * CHUNKS + i) * CHUNK);
+            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+            u32 pairs[8];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                float values[4];
+                unpack_e4m3(is_there ? words[j] : 0, values);
+                pairs[2 * j] = bf16x2(values[0] * scale, values[1] * scale);
+                pairs[2 * j + 1] = bf16x2(values[2] * scale, values[3] * scale);
+                if (!is_there) pairs[2 * j] = pairs[2 * j + 1] = 0;
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                *reinterpret_cast<uint4*>(to + row_chunk<VALUES_BYTES>(key, 2 * i + j) * CHUNK) =
+                    make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
+        }
+        async_fence();
+        named_barrier<128>(GROUP_BARRIER + group);
     }
 
     // Zero where a query does not see a key; but NaN in all of a block of queries that read a poisoned block
@@ -256,114 +292,54 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             if (blocks >> i / 16 & 1) ds[i] = NOT_A_NUMBER;
     }
 
-    // The key blocks that are there; of poisoned ones those that all queries see.
-    __device__ u32 key_steps(u32 flags, u32 slot) const {
-        constexpr u32 ALL_CLEAR = clear_for(0) | clear_for(1);
-        const Work& work = shared.work[slot];
-        const bool is_clear = (flags & ALL_CLEAR) == ALL_CLEAR;
-        u32 steps = 0;
-#pragma unroll
-        for (u32 block = 0; block < KEY_BLOCKS; block++) {
-            const bool is_there = work.item.first + BLOCK * int(block) < work.item.len;
-            steps |= u32(is_there && (is_clear || !isnan(shared.k_scale[slot][block]))) << block;
-        }
-        return steps;
-    }
-
     // ---- dS through shared memory
 
-    // What a warp's part of dQ, of one query block, is multiplied with.
-    __device__ float up(const RunningReference (&references)[BLOCKS]) const {
-        return warp() / 2 == 0 ? references[0].up() : references[1].up();
-    }
-
-    // Writes codes of dS relative to the CTA's references, tells their largest entries, and where dQ goes.
-    __device__ void offer(const Tile& ds, const BlockMaxima& maxima, const RunningReference (&references)[BLOCKS],
-                          const Pending& pending, const QueryTable& table, u32 slot) {
-        u32 amax[BLOCKS];
+    // Writes dS, given times 2^exponents, and tells where dQ of the tile goes.
+    __device__ void offer(const Tile& ds, const float (&exponents)[BLOCKS], const QueryTable& table, u32 slot) const {
+        // Rows of the accumulator are keys: stmatrix transposes 8 x 8 of them. Lane i gives the address of a query's
+        // 8 keys in matrix i / 8; those are of the warp's lower and upper keys in turn.
+        u8* rows = shared.ds[exchanges.stage()][group] + lane() % 8 * ROW_BYTES;
+        const u32 chunk = 2 * warp() + lane() / 8 % 2;
 #pragma unroll
         for (u32 g = 0; g < BLOCKS; g++) {
-            const float own = fmaxf(fmaxf(maxima[g][0], maxima[g][1]) * pending.unfold[g], 0);
-            // Not negative, nor NaN: as integers they compare alike.
-            amax[g] = __reduce_max_sync(FULL_WARP, __float_as_uint(own));
+            const u32 unfold = __byte_perm(__float_as_uint(exp2_approximate(-exponents[g])), 0, 0x3232);
+#pragma unroll
+            for (u32 j = 0; j < GROUP_COLUMNS; j += 4) {
+                u32 pairs[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 half = i % 2, column = j + i / 2 * 2;
+                    pairs[i] = multiply_bf16x2(bf16x2(entry(ds, g, half, column), entry(ds, g, half, column + 1)), unfold);
+                }
+                const u32 query = 32 * g + 4 * j + 8 * (lane() / 16);
+                store_matrices_transposed(rows + query * ROW_BYTES + row_chunk<ROW_BYTES>(int(lane() % 8), int(chunk)) * CHUNK, pairs[0], pairs[1],
+                                          pairs[2], pairs[3]);
+            }
         }
-        write_codes(ds, references, pending);
-
         const Work& work = shared.work[slot];
         const i64 block = (i64(table.head) * p.slots + padded_start(work.item.start, work.item.document) + table.query) / BLOCK;
         aim(p.dq + (block * DQ_PARTS + group) * DQ_PART_BYTES, min(int(BLOCKS), (work.item.len - table.query + BLOCK - 1) / BLOCK));
         async_fence();
         __syncwarp();
-        if (lane() == 0) {
-#pragma unroll
-            for (u32 g = 0; g < BLOCKS; g++)
-                shared.ds_amax[exchanges.stage()][g][4 * group + warp()] = __uint_as_float(amax[g]);
-            barrier_arrive(shared.ds_full[exchanges.stage()]);
-        }
-    }
-
-    // Waits until all warps have offered theirs. If a reference has to move, all warps know, and write again.
-    __device__ void settle(const Tile& ds, RunningReference (&references)[BLOCKS], const Pending& pending) {
-        const u32 stage = exchanges.stage();
-        barrier_wait(shared.ds_full[stage], exchanges.parity());
-        bool moves = false;
-#pragma unroll
-        for (u32 g = 0; g < BLOCKS; g++) {
-            float amax = 0;
-#pragma unroll
-            for (u32 i = 0; i < WARPS; i++) amax = fmaxf(amax, shared.ds_amax[stage][g][i]);
-            const int before = references[g].exponent;
-            references[g].update(amax, p.hysteresis);
-            moves |= references[g].exponent != before;
-        }
-        if (moves) {
-            write_codes(ds, references, pending);
-            async_fence();
-            named_barrier<CONSUMERS_BARRIER, 32 * WARPS>();
-        }
-        exchanges.advance();
-    }
-
-    // 64 keys of each query's row of 128, in the order of the transposed image of K. Rows of the accumulator
-    // are keys, stmatrix transposes pairs of them; pi's pairs are neighbours, which are 4 lanes apart.
-    __device__ void write_codes(const Tile& ds, const RunningReference (&references)[BLOCKS], const Pending& pending) const {
-        u8* rows = shared.ds[exchanges.stage()];
-        const bool is_odd = lane() / 4 % 2;
-#pragma unroll
-        for (u32 g = 0; g < BLOCKS; g++) {
-            const float factor = fminf(pending.unfold[g] * references[g].down(), 0x1p127f);
-            Tile scaled;
-#pragma unroll
-            for (u32 i = 16 * g; i < 16 * g + 16; i++) scaled[i] = ds[i] * factor;
-            u32 codes[4], words[4];
-            group_codes(scaled, g, codes);
-#pragma unroll
-            for (u32 pair = 0; pair < 2; pair++) {
-                const u32 low = codes[2 * pair], high = codes[2 * pair + 1];
-                const u32 other = __shfl_xor_sync(FULL_WARP, is_odd ? low : high, 4);
-                const u32 first = is_odd ? other : low, second = is_odd ? high : other;
-                words[2 * pair] = __byte_perm(first, second, 0x5140);
-                words[2 * pair + 1] = __byte_perm(first, second, 0x7362);
-            }
-            const u32 query = 32 * g + lane(), chunk = 4 * group + warp();
-            store_matrices_transposed(rows + query * ITEM_KEYS + (chunk ^ query % 8) * 16, words[0], words[1], words[2],
-                                      words[3]);
-        }
+        if (lane() == 0) barrier_arrive(shared.ds_full[exchanges.stage()]);
     }
 
     // ---- dQ
 
-    // Has the tensor core compute dQ of the tile that was settled last, half of its features.
-    __device__ void start_query_gradients(float (&dq)[DQ_WORDS], u32 steps, u32 slot) const {
-        const u32 settled = (exchanges.step + EXCHANGES - 1) % EXCHANGES;
-        const u64 a = advance(operand_descriptor(shared.ds[0], Swizzle::B128), settled * QUERIES * ITEM_KEYS);
-        const u64 b = operand_descriptor(shared.k_transposed[slot] + group * PART_FEATURES * BLOCK, Swizzle::B32);
-        const u64 zero = transposed_tile(shared.zeros, 0);
+    // Waits for dS of both warpgroups, and has the tensor core compute dQ of it, half of its features.
+    __device__ void start_query_gradients(float (&dq)[DQ_WORDS], u32 slot) {
+        barrier_wait(shared.ds_full[exchanges.stage()], exchanges.parity());
+        const u64 a = advance(operand_descriptor(shared.ds[0][0], Swizzle::B128), exchanges.stage() * WARPGROUPS * DS_BYTES);
+        const u64 b = operand_descriptor(shared.k_values[group], VALUES_SWIZZLE);
+        exchanges.advance();
         pin(dq);
         wgmma_fence();
 #pragma unroll
-        for (u32 block = 0; block < KEY_BLOCKS; block++)
-            wgmma_shared(dq, advance(a, 32 * block), steps >> block & 1 ? advance(b, block * BLOCK_BYTES) : zero, block > 0);
+        for (u32 step = 0; step < ITEM_KEYS / MMA_KEYS; step++) {
+            constexpr u32 GROUP_STEPS = GROUP_KEYS / MMA_KEYS;
+            wgmma_shared_bf16(dq, advance(a, step / GROUP_STEPS * DS_BYTES + step % GROUP_STEPS * STEP_BYTES),
+                              advance(b, step * MMA_KEYS * VALUES_BYTES), step > 0);
+        }
         wgmma_commit();
     }
 

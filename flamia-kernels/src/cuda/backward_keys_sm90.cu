@@ -87,7 +87,7 @@ SAME_OFFSET(Parameters, hysteresis);
 
 struct SharedMemory {
     static constexpr u32 KEY_SLOTS = 2;  // the next item's keys come in while this one's are used
-    static constexpr bool TRANSPOSED_KEYS = false, KEY_EXPONENTS = false;
+    static constexpr bool KEY_EXPONENTS = false;
 
     u8 k[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
     u8 v[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];

@@ -77,8 +77,7 @@ struct QueryTiles {
 
 // ---- the producer warp: walks the schedule and keeps the keys and the ring of stages filled
 
-// `Shared` says with TRANSPOSED_KEYS whether it has room for K's transposed image, and with KEY_EXPONENTS
-// whether keys bring along what scales sums of dQ (dq_sums.cuh).
+// `Shared` says with KEY_EXPONENTS whether keys bring along what scales sums of dQ (dq_sums.cuh).
 template <class Parameters, class Shared>
 struct Producer {
     const Parameters& p;
@@ -145,11 +144,9 @@ struct Producer {
         if (lane == 0) {
             const u32 bytes = count * HEAD_DIM;
             shared.work[slot] = work;
-            barrier_arrive_expect(full, (Shared::TRANSPOSED_KEYS ? 3 : 2) * bytes);
+            barrier_arrive_expect(full, 2 * bytes);
             bulk_copy(shared.k[slot], p.k + first * HEAD_DIM, bytes, full);
             bulk_copy(shared.v[slot], p.v + first * HEAD_DIM, bytes, full);
-            if constexpr (Shared::TRANSPOSED_KEYS)
-                bulk_copy(shared.k_transposed[slot], p.k_transposed + first * HEAD_DIM, bytes, full);
         }
         const u32 block = lane % KEY_BLOCKS;
         if (lane < 2 * KEY_BLOCKS) {

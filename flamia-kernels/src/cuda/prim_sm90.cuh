@@ -95,9 +95,9 @@ __device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" 
 
 // ---- barriers of some warps of a CTA, `COUNT` threads; 0 is __syncthreads()
 
-template <u32 ID, u32 COUNT>
-__device__ inline void named_barrier() {
-    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
+template <u32 COUNT>
+__device__ inline void named_barrier(u32 id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
 }
 
 // ---- registers of a warpgroup; every one of its warps has to ask
@@ -125,6 +125,13 @@ __device__ inline float exp2_approximate(float x) {
 __device__ inline u32 bf16x2(float a, float b) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+    return pair;
+}
+
+// Pairs of BF16 values, multiplied.
+__device__ inline u32 multiply_bf16x2(u32 a, u32 b) {
+    u32 pair;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
     return pair;
 }
 
@@ -345,4 +352,40 @@ __device__ inline void wgmma_registers(float (&d)[4], const u32 (&a)[4], u64 b, 
         " {%4, %5, %6, %7}, %8, keep, 1, 1; }"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+// A (64 x 16) B (16 x 64) of BF16, both from shared memory: A's rows have the 16 contiguous, B's the 64.
+__device__ inline void wgmma_shared_bf16(float (&d)[32], u64 a, u64 b, u32 accumulate) {
+    asm volatile(
+        "{ .reg .pred keep; setp.ne.b32 keep, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16\n"
+        "{%0, %1, %2, %3, %4, %5, %6, %7,\n"
+        " %8, %9, %10, %11, %12, %13, %14, %15,\n"
+        " %16, %17, %18, %19, %20, %21, %22, %23,\n"
+        " %24, %25, %26, %27, %28, %29, %30, %31},\n"
+        " %32, %33, keep, 1, 1, 0, 1; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// A (64 x 16) B (16 x 32) of BF16, both from shared memory: A's rows have the 16 contiguous, B's the 32.
+__device__ inline void wgmma_shared_bf16(float (&d)[16], u64 a, u64 b, u32 accumulate) {
+    asm volatile(
+        "{ .reg .pred keep; setp.ne.b32 keep, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16\n"
+        "{%0, %1, %2, %3, %4, %5, %6, %7,\n"
+        " %8, %9, %10, %11, %12, %13, %14, %15},\n"
+        " %16, %17, keep, 1, 1, 0, 1; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(accumulate));
 }

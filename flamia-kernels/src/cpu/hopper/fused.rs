@@ -1,33 +1,28 @@
 //! dQ of the one-kernel form of the `hopper` backward pass: each key tile's part of it, from the same dS
-//! as dK, added up in FP16 or FP32.
+//! as dK, added up in FP16 or FP32. Its product is of BF16: dS rounded to that, and what K's codes stand for.
 
 use flamia_format::exponent::pow2;
 use flamia_sched::TILE;
 
 use super::keys::{Blocks, QUERIES};
-use super::reference::Reference;
 use super::{Hopper, KeysValues, QueryOperands};
 use crate::cpu::f16::round_f16;
 use crate::cpu::gemm::{Gemm, Operand, PAD, Shape};
-use crate::cpu::low_bit::{count_nonzero, round_codes};
+use crate::cpu::low_bit::round_bf16;
 use crate::cpu::operands::Rows;
-use crate::cpu::real::Real;
 use crate::options::DqAccumulator;
-use crate::stats::StatsSnapshot;
 
 /// dQ of all query heads of a key/value head.
 pub(super) struct QuerySums<'a> {
     scheme: &'a Hopper,
-    kv: &'a KeysValues,
+    /// What K's codes stand for: values of BF16.
+    k: Rows<f32>,
     heads: &'a [QueryOperands],
     dq: Vec<Rows<f32>>,
     /// The largest exponents of V and of K together.
     key_exponent: i32,
-    /// For each block of a step, since a product reads dS of all keys of a tile.
-    references: [Reference; QUERIES / PAD],
-    codes: Vec<f32>,
+    ds: Vec<f32>,
     part: Vec<f32>,
-    counts: StatsSnapshot,
 }
 
 impl<'a> QuerySums<'a> {
@@ -39,63 +34,31 @@ impl<'a> QuerySums<'a> {
         };
         Self {
             scheme,
-            kv,
+            k: kv.k.dequantize(),
             heads,
             dq: heads.iter().map(|_| Rows::zeros(len, dim)).collect(),
             key_exponent: largest(&kv.v) + largest(&kv.k),
-            references: Default::default(),
-            codes: vec![0.0; QUERIES * TILE],
+            ds: vec![0.0; QUERIES * TILE],
             part: vec![0.0; PAD * dim],
-            counts: StatsSnapshot::default(),
         }
-    }
-
-    /// The next key tile, with references of its own.
-    pub fn start_tile(&mut self) {
-        self.references = Default::default();
     }
 
     /// Adds what a step of queries of head `head` gets from the key tile. `ds` is as kernel A has it.
     #[inline(always)]
     pub fn add<G: Gemm>(&mut self, head: usize, ds: &[f32], blocks: &Blocks) {
-        let kv = self.kv;
-        let exponents =
-            blocks.map(|block| block.map_or(0, |block| self.exponent(head, block.row / PAD)));
-        self.codes.copy_from_slice(ds);
-        let codes = self.codes.chunks_exact_mut(PAD * TILE);
-        let parts = blocks.iter().zip(exponents).zip(&mut self.references);
-        for (((block, exponent), reference), codes) in parts.zip(codes) {
+        self.ds.copy_from_slice(ds);
+        round_bf16(&mut self.ds);
+        for (block, ds) in blocks.iter().zip(self.ds.chunks_exact(PAD * TILE)) {
             let Some(block) = block else { continue };
-            let mut amax = 0.0f32;
-            for row in codes.chunks_exact_mut(TILE) {
-                let row = &mut row[..block.width];
-                self.counts.ds_nonzero += count_nonzero(row);
-                for (group, ds) in row.chunks_exact_mut(PAD).enumerate() {
-                    let scale = kv.k.scale(block.key / PAD + group);
-                    for ds in ds {
-                        *ds *= scale;
-                        amax = Real::max(ds.abs(), amax);
-                    }
-                }
-            }
-            // Parts are whole before they are added: what the reference was is no matter.
-            reference.update(amax, self.scheme.hysteresis);
-            let (down, up) = (reference.down(), reference.up());
-            for row in codes.chunks_exact_mut(TILE) {
-                let row = &mut row[..block.width];
-                let nonzero = count_nonzero(row);
-                row.iter_mut().for_each(|ds| *ds *= down);
-                self.counts.saturated += round_codes(row);
-                self.counts.ds_flushed += nonzero - count_nonzero(row);
-            }
-            let dim = kv.k.rows.dim;
+            let dim = self.k.dim;
             self.part.fill(0.0);
             let shape = Shape::of_rows(PAD, block.width, dim);
-            let k = kv.k.rows.from(block.key);
-            G::accumulate(&mut self.part, Operand::rows(codes, TILE), k, shape);
+            let k = self.k.from(block.key);
+            G::accumulate(&mut self.part, Operand::rows(ds, TILE), k, shape);
+            let up = pow2(self.exponent(head, block.row / PAD));
             let dq = &mut self.dq[head].data[block.row * dim..][..PAD * dim];
             for (dq, part) in dq.iter_mut().zip(&self.part) {
-                let part = part * (up * pow2(exponent));
+                let part = part * up;
                 *dq = match self.scheme.dq {
                     DqAccumulator::Fp32 => *dq + part,
                     _ => round_f16(*dq + round_f16(part)),
@@ -113,14 +76,14 @@ impl<'a> QuerySums<'a> {
         if self.scheme.dq == DqAccumulator::Fp32 {
             return 0;
         }
-        let dim = self.kv.k.rows.dim.ilog2() as i32;
+        let dim = self.k.dim.ilog2() as i32;
         // 448³ < 2^27; what is left is 2^15, half of FP16's range.
         let largest = 3 + dim + 27 + self.heads[head].d_o.fold(block) + self.key_exponent;
         (15 - largest).clamp(-126, 126)
     }
 
     /// dQ as [`KeyGradients`](super::keys::KeyGradients) has dK.
-    pub fn finish(mut self) -> (Vec<Rows<f32>>, StatsSnapshot) {
+    pub fn finish(mut self) -> Vec<Rows<f32>> {
         for head in 0..self.heads.len() {
             let dim = self.dq[head].dim;
             for block in 0..self.dq[head].data.len() / (PAD * dim) {
@@ -129,6 +92,6 @@ impl<'a> QuerySums<'a> {
                 rows.iter_mut().for_each(|x| *x *= unscale);
             }
         }
-        (self.dq, self.counts)
+        self.dq
     }
 }

@@ -38,8 +38,8 @@ pub(super) struct KeyHead<'a> {
 pub(super) struct KeyGradients {
     pub dk: Rows<f32>,
     pub dv: Rows<f32>,
-    /// In the one-kernel form, dQ of each query head as [`dk`](Self::dk) is, and what it counted.
-    pub dq: Option<(Vec<Rows<f32>>, StatsSnapshot)>,
+    /// In the one-kernel form, dQ of each query head as [`dk`](Self::dk) is.
+    pub dq: Option<Vec<Rows<f32>>>,
     pub counts: StatsSnapshot,
 }
 
@@ -49,15 +49,16 @@ impl Task for KeyHead<'_> {
     #[inline(always)]
     fn run<G: Gemm>(self) -> KeyGradients {
         match self.scheme.accumulator {
-            MmaAccumulator::Fp32 => self.gradients::<G>(),
-            MmaAccumulator::Hopper => self.gradients::<HopperMma>(),
+            MmaAccumulator::Fp32 => self.gradients::<G, G>(),
+            // That of its FP8 products; those of BF16 keep FP32's bits.
+            MmaAccumulator::Hopper => self.gradients::<HopperMma, G>(),
         }
     }
 }
 
 impl KeyHead<'_> {
     #[inline(always)]
-    fn gradients<G: Gemm>(self) -> KeyGradients {
+    fn gradients<G: Gemm, Bf16: Gemm>(self) -> KeyGradients {
         let (len, dim) = (self.kv.k.rows.len, self.kv.k.rows.dim);
         let [mut dk, mut dv] = std::array::from_fn(|_| Rows::zeros(len, dim));
         let mut counts = StatsSnapshot::default();
@@ -84,9 +85,6 @@ impl KeyHead<'_> {
                 dim,
                 references: [Reference::default(); TILE],
             };
-            if let Some(dq) = &mut dq {
-                dq.start_tile();
-            }
             for (number, head) in self.heads.iter().enumerate() {
                 for row in (0..len).step_by(QUERIES) {
                     let blocks = self.blocks(row, &keys, len);
@@ -101,7 +99,7 @@ impl KeyHead<'_> {
                         }
                     }
                     if let Some(dq) = &mut dq {
-                        dq.add::<G>(number, &ds, &blocks);
+                        dq.add::<Bf16>(number, &ds, &blocks);
                     }
                     counts.saturated += dv.add::<G>(&mut p, &blocks, head);
                     counts += dk.add::<G>(&mut ds, &blocks, head, self.scheme.hysteresis);

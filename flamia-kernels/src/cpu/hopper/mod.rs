@@ -220,14 +220,8 @@ impl Backend for Hopper {
             scale,
         };
         if self.backward == BackwardForm::OneKernel {
-            let KeyGradients {
-                dk,
-                dv,
-                dq,
-                mut counts,
-            } = dispatch(key_head);
-            let (dq, of_dq) = dq.expect("the one-kernel form gives dQ");
-            counts += of_dq;
+            let KeyGradients { dk, dv, dq, counts } = dispatch(key_head);
+            let dq = dq.expect("the one-kernel form gives dQ");
             return UnitGradients { dq, dk, dv, counts };
         }
         let (keys, queries) = rayon::join(
