@@ -372,9 +372,9 @@ struct Consumer {
     // The warps of the warpgroup.
     __device__ void meet() const {
         if (group == 0)
-            named_barrier<1, 128>();
+            named_barrier<128>(1);
         else
-            named_barrier<2, 128>();
+            named_barrier<128>(2);
     }
 
     // A tile that the others see.
