@@ -2,16 +2,17 @@
 // once. `backward_fused.rs` launches it, between a kernel that prepares dQ's accumulators and one that
 // makes BF16 rows of them (dq_sums.cu).
 //
-// As backward_keys_sm90.cu, with whose bits it computes dK and dV; and dQ of each tile of queries, of
-// which a CTA has the 128 keys' part. dS of all eight warps goes through shared memory, transposed by
-// stmatrix, and is the A operand of dQ = dS K: by the time that the next tile's scores are there both warpgroups
-// have written theirs, and dQ is computed beside the next probabilities. Each warpgroup computes half
-// of dQ's features. A further warp adds them up in global memory, in FP16 or FP32; the order in which CTAs
-// get there is not the same in every run, so dQ's last bits are not either.
+// As backward_keys_sm90.cu, with whose bits it computes dV; and dQ of each tile of queries, of which a CTA has
+// the 128 keys' part. dS of all eight warps goes through shared memory, transposed by stmatrix, and is the A operand
+// of dQ = dS K: by the time that the next tile's scores are there both warpgroups have written theirs, and dQ is
+// computed beside the next probabilities. Each warpgroup computes half of dQ's features. A further warp adds them
+// up in global memory, in FP16 or FP32; the order in which CTAs get there is not the same in every run, so
+// dQ's last bits are not either.
 //
-// A product's rows have one scale each, and a row of dQ's operand has keys of all warps: in E4M3 all eight
-// would have to agree on a reference before any of them can round. dS of dQ is BF16 instead, which needs none,
-// and K is widened to what its codes stand for, once an item.
+// dS is BF16, and so is what it multiplies with: what the codes of Q and K stand for. A row of dQ's operand
+// has keys of all warps; in E4M3 all eight would have to agree on a reference before any of them could round. And
+// references cost more instructions than BF16 costs cycles of the tensor core, of which it has enough: what
+// limits the kernel is how long its warps take for a tile.
 // cpu/hopper/fused.rs defines the numbers.
 #include "dq_sums.cuh"
 #include "key_items_sm90.cuh"
@@ -23,18 +24,18 @@
 
 static_assert(DQ_PARTS == WARPGROUPS, "each warpgroup computes a part of dQ");
 
-constexpr u32 EXCHANGES = 2;
-constexpr int VALUES_BYTES = 2 * PART_FEATURES;        // of a key's BF16 row
-constexpr int DS_BYTES = QUERIES * GROUP_KEYS * 2;
-constexpr int ROW_BYTES = GROUP_KEYS * 2;              // of a query's dS
-constexpr u32 MMA_KEYS = 16;                           // of a step of the BF16 product
-constexpr u32 STEP_BYTES = 2 * MMA_KEYS;
-constexpr Swizzle VALUES_SWIZZLE = swizzle_of_rows(VALUES_BYTES);
+constexpr int KEY_VALUES_BYTES = 2 * PART_FEATURES;  // of a key's BF16 row, the part that a warpgroup reads
+constexpr int DS_ROW_BYTES = 2 * GROUP_KEYS;         // of a query's dS of a warpgroup's keys
+constexpr u32 DS_BYTES = QUERIES * DS_ROW_BYTES;
+constexpr u32 STEP = 16;  // entries that a step of the BF16 product sums over
+constexpr u32 BLOCK_STEPS = BLOCK / STEP;
+constexpr u32 TILE_VALUES_BYTES = QUERIES * VALUES_BYTES;
+static_assert(DS_ROW_BYTES == VALUES_BYTES, "a warpgroup's keys are a row of values");
 
 // `Parameters` of backward_fused.rs. Strides are in elements.
 struct Parameters {
     const u8 *q;             // [heads][slots] rows
-    const u8 *q_transposed;  // [heads][blocks] transposed
+    const u8 *q_values;      // [heads][VALUE_PARTS][slots]
     const float *q_scales;   // [heads][blocks]
     const u8 *d_o;
     const u8 *d_o_transposed;
@@ -65,11 +66,9 @@ struct Parameters {
     int window;
     float scale;     // softmax scale times log2(e)
     float dk_scale;  // softmax scale, times 1 / sqrt(HEAD_DIM) where dK is rotated
-    int hysteresis;
-    u32 reserved;
 };
 SAME_OFFSET(Parameters, q);
-SAME_OFFSET(Parameters, q_transposed);
+SAME_OFFSET(Parameters, q_values);
 SAME_OFFSET(Parameters, q_scales);
 SAME_OFFSET(Parameters, d_o);
 SAME_OFFSET(Parameters, d_o_transposed);
@@ -100,8 +99,6 @@ SAME_OFFSET(Parameters, kv_heads_per_section);
 SAME_OFFSET(Parameters, window);
 SAME_OFFSET(Parameters, scale);
 SAME_OFFSET(Parameters, dk_scale);
-SAME_OFFSET(Parameters, hysteresis);
-SAME_OFFSET(Parameters, reserved);
 
 // Where a warpgroup's part of a tile's dQ goes: to each of `blocks` blocks of queries. None of them means
 // that the work is over.
@@ -112,24 +109,29 @@ struct DqTarget {
 
 struct SharedMemory {
     static constexpr u32 KEY_SLOTS = 1;
-    static constexpr bool KEY_EXPONENTS = true;
+    static constexpr bool KEY_EXPONENTS = true, QUERY_VALUES = true;
 
     u8 k[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
     u8 v[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
-    u8 k_values[DQ_PARTS][ITEM_KEYS * VALUES_BYTES];  // BF16, a row for each key
-    QueryTiles tiles;
-    u8 ds[EXCHANGES][WARPGROUPS][DS_BYTES];  // BF16 of a warpgroup's keys, a row for each query
+    u8 k_values[DQ_PARTS][ITEM_KEYS * KEY_VALUES_BYTES];  // BF16, a row for each key
+    struct {
+        u8 q[STAGES][TILE_BYTES];
+        u8 d_o[STAGES][TILE_BYTES];
+        u8 q_values[STAGES][VALUE_PARTS][TILE_VALUES_BYTES];
+        u8 d_o_transposed[STAGES][TILE_BYTES];
+    } tiles;
+    u8 ds[WARPGROUPS][DS_BYTES];  // BF16 of a warpgroup's keys, a row for each query
     u8 dq[DQ_PARTS][BLOCKS * DQ_PART_BYTES];
     u8 zeros[BLOCK_BYTES];  // a transposed block
     QueryTable queries[STAGES];
     float k_scale[KEY_SLOTS][KEY_BLOCKS];
     float v_scale[KEY_SLOTS][KEY_BLOCKS];
     float key_exponent[KEY_SLOTS];
-    DqTarget dq_targets[EXCHANGES][WARPGROUPS];
+    DqTarget dq_targets[2][WARPGROUPS];
     Work work[KEY_SLOTS], next;
     u64 keys_full[KEY_SLOTS], keys_empty[KEY_SLOTS];
     u64 full[STAGES], empty[STAGES];
-    u64 ds_full[EXCHANGES];
+    u64 ds_full, ds_empty;
     u64 dq_full[WARPGROUPS], dq_empty[WARPGROUPS];
 };
 static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
@@ -141,12 +143,12 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
     using KeyConsumer::KeyConsumer;
 
     // Of dS, from one tile to the next, and of dQ.
-    Ring<EXCHANGES> exchanges;
+    Ring<1> exchanges;
 
     __device__ void run() {
         each_item([&](u32 slot) { compute(slot); });
         // Not before the part before it is under way: barriers are waited for by their parity.
-        barrier_wait(shared.dq_empty[group], exchanges.step % 2 ^ 1);
+        barrier_wait(shared.dq_empty[group], exchanges.parity() ^ 1);
         aim(nullptr, 0);
         __syncwarp();
         if (lane() == 0) barrier_arrive(shared.dq_full[group]);
@@ -156,7 +158,6 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         float dk[WORDS], dv[WORDS];
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) dk[i] = dv[i] = 0;
-        KeyReferences dk_reference;
         ValueReference dv_reference;
         widen_keys(slot);
 
@@ -181,7 +182,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             is_first = false;
             start_score_gradients(dp, slot);
 
-            TileCodes p_codes, ds_codes;
+            TileCodes p_codes;
 #pragma unroll
             for (u32 g = 0; g < BLOCKS; g++) group_codes(s, g, p_codes[g]);
             const u32 flags = table.flags;
@@ -203,47 +204,46 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             offer(dp, exponents, table, slot);
             dq_factor = pow2(dq_exponent(table.do_fold[warp() / 2], shared.key_exponent[slot]));
 
-            const auto add_keys = [&] {
-                BlockMaxima amax;
-                block_maxima(dp, amax);
-                dk_reference.codes(dp, amax, table, exponents, p.hysteresis, dk, ds_codes);
-                add_product(dk, ds_codes, transposed_tile(shared.tiles.q_transposed[0], stage), zero, q_steps);
-            };
             const auto finish = [&] {
                 wgmma_wait();
-                pin(dv);
                 pin(dk);
                 pin(dq);
-                pin(p_codes);
-                pin(ds_codes);
                 if (!is_clear) {
                     const KeyMask mask = mask_of(table, slot);
                     poison(dv, table.do_scale, mask);
                     poison(dk, table.q_scale, mask);
                 }
                 release(stage);
+                if (lane() == 0) barrier_arrive(shared.ds_empty);
             };
             tiles.advance();
             more = !(flags & LAST_TILE);
-            // The next tile's scores are computed beside this one's codes of dK, and dQ beside the next
-            // probabilities. Written twice, since ptxas serialises what is issued under a condition and waited
+            // dK and dQ are computed beside the next probabilities. Written twice, since ptxas serialises what is issued under a condition and waited
             // for outside of it.
             if (more) {
                 barrier_wait(shared.full[tiles.stage()], tiles.parity());
                 start_scores(s, slot);
-                add_keys();
+                settle();
+                add_keys(dk, stage, q_steps);
                 start_query_gradients(dq, slot);
                 wgmma_wait<2>();
+                pin(dv);
+                pin(p_codes);
                 start_tile(s, dv, dv_reference, slot);
                 finish();
             } else {
-                add_keys();
+                settle();
+                add_keys(dk, stage, q_steps);
                 start_query_gradients(dq, slot);
+                wgmma_wait<2>();
+                pin(dv);
+                pin(p_codes);
                 finish();
             }
         } while (more);
         send(dq, dq_factor);
-        store(dk, dv, dk_reference, dv_reference, slot);
+        const float one[2] = {1, 1};
+        store(dk, one, dv, dv_reference, slot);
     }
 
     // BF16 rows of what the keys' codes stand for, of the features that this warpgroup computes dQ of. Zeros for
@@ -255,7 +255,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         const Work& work = shared.work[slot];
         const bool is_there = !isnan(scale) && work.item.first + key / BLOCK * BLOCK < work.item.len;
         const u8* from = shared.k[slot] + key * HEAD_DIM;
-        u8* to = shared.k_values[group] + key * VALUES_BYTES;
+        u8* to = shared.k_values[group] + key * KEY_VALUES_BYTES;
         // None before all products with the item before it are over.
         named_barrier<128>(GROUP_BARRIER + group);
 #pragma unroll
@@ -273,7 +273,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             }
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                *reinterpret_cast<uint4*>(to + row_chunk<VALUES_BYTES>(key, 2 * i + j) * CHUNK) =
+                *reinterpret_cast<uint4*>(to + row_chunk<KEY_VALUES_BYTES>(key, 2 * i + j) * CHUNK) =
                     make_uint4(pairs[4 * j], pairs[4 * j + 1], pairs[4 * j + 2], pairs[4 * j + 3]);
         }
         async_fence();
@@ -292,67 +292,81 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             if (blocks >> i / 16 & 1) ds[i] = NOT_A_NUMBER;
     }
 
-    // ---- dS through shared memory
+    // ---- dS in BF16
 
-    // Writes dS, given times 2^exponents, and tells where dQ of the tile goes.
+    // Writes dS, given times 2^exponents, for both warpgroups to read, and tells where dQ of the tile goes.
     __device__ void offer(const Tile& ds, const float (&exponents)[BLOCKS], const QueryTable& table, u32 slot) const {
         // Rows of the accumulator are keys: stmatrix transposes 8 x 8 of them. Lane i gives the address of a query's
         // 8 keys in matrix i / 8; those are of the warp's lower and upper keys in turn.
-        u8* rows = shared.ds[exchanges.stage()][group] + lane() % 8 * ROW_BYTES;
-        const u32 chunk = 2 * warp() + lane() / 8 % 2;
+        u8* row = shared.ds[group] + (lane() % 8 + lane() / 16 * 8) * DS_ROW_BYTES;
+        row += row_chunk<DS_ROW_BYTES>(int(lane() % 8), int(2 * warp() + lane() / 8 % 2)) * CHUNK;
+        barrier_wait(shared.ds_empty, exchanges.parity() ^ 1);
 #pragma unroll
-        for (u32 g = 0; g < BLOCKS; g++) {
+        for (u32 step = 0; step < BLOCKS * BLOCK_STEPS; step++) {
+            const u32 g = step / BLOCK_STEPS, first = step % BLOCK_STEPS * 4;
+            // A BF16 value is the upper half of an FP32.
             const u32 unfold = __byte_perm(__float_as_uint(exp2_approximate(-exponents[g])), 0, 0x3232);
+            u32 pairs[4];
 #pragma unroll
-            for (u32 j = 0; j < GROUP_COLUMNS; j += 4) {
-                u32 pairs[4];
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    const u32 half = i % 2, column = j + i / 2 * 2;
-                    pairs[i] = multiply_bf16x2(bf16x2(entry(ds, g, half, column), entry(ds, g, half, column + 1)), unfold);
-                }
-                const u32 query = 32 * g + 4 * j + 8 * (lane() / 16);
-                store_matrices_transposed(rows + query * ROW_BYTES + row_chunk<ROW_BYTES>(int(lane() % 8), int(chunk)) * CHUNK, pairs[0], pairs[1],
-                                          pairs[2], pairs[3]);
+            for (u32 i = 0; i < 4; i++) {
+                const u32 half = i % 2, j = first + i / 2 * 2;
+                pairs[i] = multiply_bf16x2(bf16x2(entry(ds, g, half, j), entry(ds, g, half, j + 1)), unfold);
             }
+            store_matrices_transposed(row + step * STEP * DS_ROW_BYTES, pairs[0], pairs[1], pairs[2], pairs[3]);
         }
         const Work& work = shared.work[slot];
         const i64 block = (i64(table.head) * p.slots + padded_start(work.item.start, work.item.document) + table.query) / BLOCK;
         aim(p.dq + (block * DQ_PARTS + group) * DQ_PART_BYTES, min(int(BLOCKS), (work.item.len - table.query + BLOCK - 1) / BLOCK));
         async_fence();
         __syncwarp();
-        if (lane() == 0) barrier_arrive(shared.ds_full[exchanges.stage()]);
+        if (lane() == 0) barrier_arrive(shared.ds_full);
+    }
+
+    // Waits until both warpgroups have written dS.
+    __device__ void settle() {
+        barrier_wait(shared.ds_full, exchanges.parity());
+        exchanges.advance();
+    }
+
+    // Has the tensor core add dS^T Q to dK, of the query blocks whose bit is set: the others may be anything.
+    __device__ void add_keys(float (&dk)[WORDS], u32 stage, u32 blocks) const {
+        const u64 a = values_descriptor(shared.ds[group], 0);
+        const u64 b = advance(values_descriptor(shared.tiles.q_values[0][0], TILE_VALUES_BYTES), stage * VALUE_PARTS * TILE_VALUES_BYTES);
+        const u64 zero = values_descriptor(shared.zeros, 0);
+        pin(dk);
+        wgmma_fence();
+#pragma unroll
+        for (u32 step = 0; step < BLOCKS * BLOCK_STEPS; step++)
+            wgmma_shared_bf16<true>(dk, advance(a, step * STEP * DS_ROW_BYTES),
+                                    blocks >> step / BLOCK_STEPS & 1 ? advance(b, step * STEP * VALUES_BYTES) : zero, 1);
+        wgmma_commit();
     }
 
     // ---- dQ
 
-    // Waits for dS of both warpgroups, and has the tensor core compute dQ of it, half of its features.
-    __device__ void start_query_gradients(float (&dq)[DQ_WORDS], u32 slot) {
-        barrier_wait(shared.ds_full[exchanges.stage()], exchanges.parity());
-        const u64 a = advance(operand_descriptor(shared.ds[0][0], Swizzle::B128), exchanges.stage() * WARPGROUPS * DS_BYTES);
-        const u64 b = operand_descriptor(shared.k_values[group], VALUES_SWIZZLE);
-        exchanges.advance();
+    // Has the tensor core compute dQ of the tile that was settled last, half of its features.
+    __device__ void start_query_gradients(float (&dq)[DQ_WORDS], u32 slot) const {
+        constexpr u32 GROUP_STEPS = GROUP_KEYS / STEP;
+        const u64 a = operand_descriptor(shared.ds[0], swizzle_of_rows(DS_ROW_BYTES));
+        const u64 b = operand_descriptor(shared.k_values[group], swizzle_of_rows(KEY_VALUES_BYTES));
         pin(dq);
         wgmma_fence();
 #pragma unroll
-        for (u32 step = 0; step < ITEM_KEYS / MMA_KEYS; step++) {
-            constexpr u32 GROUP_STEPS = GROUP_KEYS / MMA_KEYS;
-            wgmma_shared_bf16(dq, advance(a, step / GROUP_STEPS * DS_BYTES + step % GROUP_STEPS * STEP_BYTES),
-                              advance(b, step * MMA_KEYS * VALUES_BYTES), step > 0);
-        }
+        for (u32 step = 0; step < ITEM_KEYS / STEP; step++)
+            wgmma_shared_bf16<false>(dq, advance(a, step / GROUP_STEPS * DS_BYTES + step % GROUP_STEPS * 2 * STEP),
+                              advance(b, step * STEP * KEY_VALUES_BYTES), step > 0);
         wgmma_commit();
     }
 
     // For the next part of dQ that is sent.
     __device__ void aim(u8* to, u32 blocks) const {
-        if (threadIdx.x % 128 == 0) shared.dq_targets[exchanges.stage()][group] = {to, blocks};
+        if (threadIdx.x % 128 == 0) shared.dq_targets[exchanges.step][group] = {to, blocks};
     }
 
     // Hands dQ over to the warp that adds it up.
     __device__ void send(const float (&dq)[DQ_WORDS], float factor) const {
         // One part has been sent for each exchange that was settled before this one.
-        const u32 sent = exchanges.step - 1;
-        barrier_wait(shared.dq_empty[group], sent % 2 ^ 1);
+        barrier_wait(shared.dq_empty[group], exchanges.parity());
         u8* to = shared.dq[group] + warp() / 2 * DQ_PART_BYTES + threadIdx.x % 64 * 16;
 #pragma unroll
         for (u32 i = 0; i < DQ_WORDS; i += DQ_CHUNK) {
@@ -371,12 +385,12 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
 
 // The lane that adds dQ up in global memory, tile by tile.
 __device__ inline void add_up(SharedMemory& shared) {
-    for (Ring<EXCHANGES> parts;; parts.advance()) {
+    for (Ring<1> parts;; parts.advance()) {
         bool is_over = false;
 #pragma unroll 1
         for (u32 group = 0; group < WARPGROUPS; group++) {
-            barrier_wait(shared.dq_full[group], parts.step % 2);
-            const DqTarget target = shared.dq_targets[parts.stage()][group];
+            barrier_wait(shared.dq_full[group], parts.parity());
+            const DqTarget target = shared.dq_targets[parts.step][group];
             is_over |= target.blocks == 0;
             for (u32 block = 0; block < target.blocks; block++) {
                 const u8* from = shared.dq[group] + block * DQ_PART_BYTES;
@@ -404,7 +418,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_fuse
     clear_block(shared.zeros);
     if (threadIdx.x == 0) {
         init_key_barriers(shared);
-        for (u32 i = 0; i < EXCHANGES; i++) barrier_init(shared.ds_full[i], WARPS);
+        barrier_init(shared.ds_full, WARPS);
+        barrier_init(shared.ds_empty, WARPS);
         for (u32 i = 0; i < WARPGROUPS; i++) {
             barrier_init(shared.dq_full[i], 4);
             barrier_init(shared.dq_empty[i], 1);

@@ -87,7 +87,7 @@ SAME_OFFSET(Parameters, hysteresis);
 
 struct SharedMemory {
     static constexpr u32 KEY_SLOTS = 2;  // the next item's keys come in while this one's are used
-    static constexpr bool KEY_EXPONENTS = false;
+    static constexpr bool KEY_EXPONENTS = false, QUERY_VALUES = false;
 
     u8 k[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
     u8 v[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
@@ -200,7 +200,8 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 finish();
             }
         }
-        store(dk, dv, dk_reference, dv_reference, slot);
+        const float dk_up[2] = {dk_reference.up(0), dk_reference.up(1)};
+        store(dk, dk_up, dv, dv_reference, slot);
     }
 };
 

@@ -27,6 +27,7 @@ constexpr u32 TILE_BYTES = QUERIES * HEAD_DIM;
 constexpr u32 BLOCK_BYTES = BLOCK * HEAD_DIM;
 constexpr Swizzle ROW_SWIZZLE = swizzle_of_rows(HEAD_DIM);
 constexpr u32 WORDS = HEAD_DIM / 2;  // of a thread's gradient fragment
+constexpr u32 VALUE_PARTS = HEAD_DIM / VALUE_FEATURES;
 
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
 
@@ -77,7 +78,8 @@ struct QueryTiles {
 
 // ---- the producer warp: walks the schedule and keeps the keys and the ring of stages filled
 
-// `Shared` says with KEY_EXPONENTS whether keys bring along what scales sums of dQ (dq_sums.cuh).
+// `Shared` says with KEY_EXPONENTS whether keys bring along what scales sums of dQ (dq_sums.cuh), and with
+// QUERY_VALUES whether tiles have BF16 values of Q (layout.cuh) instead of its transposed image.
 template <class Parameters, class Shared>
 struct Producer {
     const Parameters& p;
@@ -174,13 +176,20 @@ struct Producer {
             table.flags = tile_flags(work, query, p.window) | (is_last ? LAST_TILE : 0);
             // The transposed blocks of a run of rows take as many bytes as the rows, at the same place.
             const u32 bytes = count * HEAD_DIM, table_bytes = count * sizeof(float);
-            barrier_arrive_expect(full, 4 * bytes + 2 * table_bytes);
+            barrier_arrive_expect(full, (Shared::QUERY_VALUES ? 5 : 4) * bytes + 2 * table_bytes);
             bulk_copy(shared.tiles.q[stage], p.q + first * HEAD_DIM, bytes, full);
             bulk_copy(table.lse2, p.lse2 + first, table_bytes, full);
             bulk_copy(shared.tiles.d_o[stage], p.d_o + first * HEAD_DIM, bytes, full);
             bulk_copy(table.row_sums, p.row_sums + first, table_bytes, full);
             bulk_copy(shared.tiles.d_o_transposed[stage], p.d_o_transposed + first * HEAD_DIM, bytes, full);
-            bulk_copy(shared.tiles.q_transposed[stage], p.q_transposed + first * HEAD_DIM, bytes, full);
+            if constexpr (Shared::QUERY_VALUES) {
+                const i64 before = i64(head) * p.slots, row = first - before;
+                for (u32 part = 0; part < VALUE_PARTS; part++)
+                    bulk_copy(shared.tiles.q_values[stage][part], p.q_values + (before * VALUE_PARTS + part * p.slots + row) * VALUES_BYTES,
+                              count * VALUES_BYTES, full);
+            } else {
+                bulk_copy(shared.tiles.q_transposed[stage], p.q_transposed + first * HEAD_DIM, bytes, full);
+            }
         }
         // Absent blocks get harmless scales: what is computed with them is masked.
         const u32 block = lane % BLOCKS, kind = lane / BLOCKS;
@@ -324,8 +333,8 @@ struct KeyConsumer : KeyGroup {
         if (!is_clear) mask_of(table, slot).apply(s);
     }
 
-    // The keys' rows of both gradients, of the document alone.
-    __device__ void store(float (&dk)[WORDS], const float (&dv)[WORDS], const KeyReferences& dk_reference,
+    // The keys' rows of both gradients, of the document alone. dK is multiplied with `dk_up` first.
+    __device__ void store(float (&dk)[WORDS], const float (&dk_up)[2], const float (&dv)[WORDS],
                           const ValueReference& dv_reference, u32 slot) const {
         const Work& work = shared.work[slot];
         const i64 row = work.item.start + work.item.first + int(warp_key());
@@ -336,7 +345,7 @@ struct KeyConsumer : KeyGroup {
         store_rows(dv, both, staging, p.dv + row * p.dv_token_stride + i64(work.kv_head) * p.dv_head_stride,
                    p.dv_token_stride, rows);
         if constexpr (ROTATED) rotate_rows(dk);
-        const float factor[2] = {dk_reference.up(0) * p.dk_scale, dk_reference.up(1) * p.dk_scale};
+        const float factor[2] = {dk_up[0] * p.dk_scale, dk_up[1] * p.dk_scale};
         store_rows(dk, factor, staging, p.dk + row * p.dk_token_stride + i64(work.kv_head) * p.dk_head_stride,
                    p.dk_token_stride, rows);
     }

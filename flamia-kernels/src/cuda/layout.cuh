@@ -58,3 +58,8 @@ __device__ __forceinline__ u64 transposed_byte(int slot, int dim) {
     const int chunk = transposed_chunk(dim, token / CHUNK);
     return (u64)(slot - token) * DIMS + dim * BLOCK_TOKENS + chunk * CHUNK + pi_byte(token % CHUNK);
 }
+
+// Values: what codes stand for, in BF16. For each head, one part of 64 features after another, and in each a row
+// for every slot, in the order that wgmma reads under the 128-byte swizzle.
+constexpr int VALUE_FEATURES = 64;
+constexpr int VALUES_BYTES = 2 * VALUE_FEATURES;

@@ -184,6 +184,14 @@ __device__ inline u64 operand_descriptor(const void* base, Swizzle swizzle) {
            static_cast<u64>(swizzle) << 62;
 }
 
+// An operand of BF16 whose contiguous dimension is not the one that the product sums over: rows of 64 values, of
+// which those `stride` bytes further on have the next 64.
+__device__ inline u64 values_descriptor(const void* base, u32 stride) {
+    constexpr u64 ROW_BYTES = 128;
+    return (shared_address(base) >> 4 & 0x3fff) | static_cast<u64>(stride >> 4) << 16 | (8 * ROW_BYTES >> 4) << 32 |
+           static_cast<u64>(Swizzle::B128) << 62;
+}
+
 // The descriptor of what lies `bytes` further on: the address is in the lower half, alone with a constant.
 __device__ inline u64 advance(u64 descriptor, u32 bytes) {
     const u32 low = static_cast<u32>(descriptor) + (bytes >> 4);
@@ -354,7 +362,42 @@ __device__ inline void wgmma_registers(float (&d)[4], const u32 (&a)[4], u64 b, 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-// A (64 x 16) B (16 x 64) of BF16, both from shared memory: A's rows have the 16 contiguous, B's the 64.
+// D (64 x N) = A (64 x 16) B (16 x N) [+ D] of BF16, both from shared memory. N of B are contiguous; of A 16, or 64 where it
+// is transposed.
+template <bool A_TRANSPOSED>
+__device__ inline void wgmma_shared_bf16(float (&d)[64], u64 a, u64 b, u32 accumulate) {
+    asm volatile(
+        "{ .reg .pred keep; setp.ne.b32 keep, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16\n"
+        "{%0, %1, %2, %3, %4, %5, %6, %7,\n"
+        " %8, %9, %10, %11, %12, %13, %14, %15,\n"
+        " %16, %17, %18, %19, %20, %21, %22, %23,\n"
+        " %24, %25, %26, %27, %28, %29, %30, %31,\n"
+        " %32, %33, %34, %35, %36, %37, %38, %39,\n"
+        " %40, %41, %42, %43, %44, %45, %46, %47,\n"
+        " %48, %49, %50, %51, %52, %53, %54, %55,\n"
+        " %56, %57, %58, %59, %60, %61, %62, %63},\n"
+        " %64, %65, keep, 1, 1, %67, 1; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(a), "l"(b), "r"(accumulate), "n"(int(A_TRANSPOSED)));
+}
+
+template <bool A_TRANSPOSED>
 __device__ inline void wgmma_shared_bf16(float (&d)[32], u64 a, u64 b, u32 accumulate) {
     asm volatile(
         "{ .reg .pred keep; setp.ne.b32 keep, %34, 0;\n"
@@ -363,7 +406,7 @@ __device__ inline void wgmma_shared_bf16(float (&d)[32], u64 a, u64 b, u32 accum
         " %8, %9, %10, %11, %12, %13, %14, %15,\n"
         " %16, %17, %18, %19, %20, %21, %22, %23,\n"
         " %24, %25, %26, %27, %28, %29, %30, %31},\n"
-        " %32, %33, keep, 1, 1, 0, 1; }"
+        " %32, %33, keep, 1, 1, %35, 1; }"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
           "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
@@ -372,20 +415,20 @@ __device__ inline void wgmma_shared_bf16(float (&d)[32], u64 a, u64 b, u32 accum
           "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
           "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(accumulate));
+        : "l"(a), "l"(b), "r"(accumulate), "n"(int(A_TRANSPOSED)));
 }
 
-// A (64 x 16) B (16 x 32) of BF16, both from shared memory: A's rows have the 16 contiguous, B's the 32.
+template <bool A_TRANSPOSED>
 __device__ inline void wgmma_shared_bf16(float (&d)[16], u64 a, u64 b, u32 accumulate) {
     asm volatile(
         "{ .reg .pred keep; setp.ne.b32 keep, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16\n"
         "{%0, %1, %2, %3, %4, %5, %6, %7,\n"
         " %8, %9, %10, %11, %12, %13, %14, %15},\n"
-        " %16, %17, keep, 1, 1, 0, 1; }"
+        " %16, %17, keep, 1, 1, %19, 1; }"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
           "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
           "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "r"(accumulate));
+        : "l"(a), "l"(b), "r"(accumulate), "n"(int(A_TRANSPOSED)));
 }
