@@ -2,8 +2,9 @@
 
 use flamia_cuda::Stream;
 use flamia_sched::cuda::{ScheduleHeader, ScheduleLayout};
-use flamia_sched::work::{HeadSections, Pass};
+use flamia_sched::work::{HeadSections, Pass, Tiling};
 
+use super::tuning::Tuning;
 use super::{CallError, CallShape};
 use crate::cuda::forward::{Forward, ForwardCall, ForwardWork, ItemRows};
 use crate::cuda::quantise::{QuantiseCall, Quantised, QuantisedLayout, Quantiser};
@@ -37,6 +38,7 @@ pub struct ForwardPlan {
     pub(super) forward: Forward,
     pub(super) schedule: ScheduleLayout,
     pub(super) sections: HeadSections,
+    pub(super) tuning: Tuning,
 }
 
 /// Where the codes of a call's operands are.
@@ -74,6 +76,14 @@ impl ForwardPlan {
     /// The layout of the schedule that a call reads.
     pub const fn schedule_layout(&self) -> &ScheduleLayout {
         &self.schedule
+    }
+
+    /// How the schedule cuts documents into the items of the forward pass and of the backward pass.
+    pub const fn tilings(&self) -> [Tiling; 2] {
+        [
+            self.forward.config().tiling(),
+            Tiling::backward(self.options.mask),
+        ]
     }
 
     /// Bytes of scratch that a call takes: the codes and scales of Q, K and V, and nothing else.
@@ -156,7 +166,7 @@ impl ForwardPlan {
             // SAFETY: the caller vouches for the tensors and the scratch, of which each operand has
             // its own part; only the first follows work that it may depend on.
             unsafe {
-                if std::mem::take(&mut is_first) {
+                if std::mem::take(&mut is_first) || !self.tuning.starts_early {
                     operand.quantiser.launch(stream, &call, here)
                 } else {
                     operand.quantiser.launch_after(stream, &call, here)
