@@ -254,6 +254,14 @@ fn random_packed_rows_match_the_cpu_whatever_is_saved() {
         let [one, both] = IMAGES.map(|images| run(Way::saving(images)));
         check(&one, &backward, Way::saving(SavedImages::One));
         assert!(same_bits(&one, &both), "{:?}", backward.problem.shape);
+        let apart = run(Way {
+            tuning: Tuning {
+                fuses_images: false,
+                ..Tuning::default()
+            },
+            ..Way::saving(SavedImages::Both)
+        });
+        assert!(same_bits(&one, &apart), "{:?}", backward.problem.shape);
         // How launches go out does not show.
         let single = Sections::Of(NonZero::<usize>::MIN);
         for tuning in [

@@ -4,10 +4,11 @@ use flamia_cuda::Stream;
 use flamia_sched::cuda::{ScheduleHeader, ScheduleLayout};
 use flamia_sched::work::{HeadSections, Pass, Tiling};
 
+use super::operand::Operand;
 use super::tuning::Tuning;
 use super::{CallError, CallShape};
 use crate::cuda::forward::{Forward, ForwardCall, ForwardWork, ItemRows};
-use crate::cuda::quantise::{QuantiseCall, Quantised, QuantisedLayout, Quantiser};
+use crate::cuda::quantise::{QuantiseCall, Quantised};
 use crate::cuda::tensor::{DeviceTensor, Scratch};
 use crate::options::Options;
 
@@ -20,12 +21,6 @@ pub(super) fn item_rows(shape: &CallShape) -> ItemRows {
     } else {
         ItemRows::R64
     }
-}
-
-/// A tensor that a plan quantises.
-pub(super) struct Operand {
-    pub quantiser: Quantiser,
-    pub layout: QuantisedLayout,
 }
 
 /// Forward calls of one shape with the same options.
@@ -88,7 +83,7 @@ impl ForwardPlan {
 
     /// Bytes of scratch that a call takes: the codes and scales of Q, K and V, and nothing else.
     pub const fn scratch_bytes(&self) -> usize {
-        self.q.layout.bytes() + self.k.layout.bytes() + self.v.layout.bytes()
+        self.q.bytes() + self.k.bytes() + self.v.bytes()
     }
 
     /// The address of the counter that a pass's launches acquire work with.
@@ -101,9 +96,9 @@ impl ForwardPlan {
         scratch.check("q, k and v", self.scratch_bytes())?;
         let mut free = scratch;
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|operand| {
-            let (here, rest) = free.split(operand.layout.bytes());
+            let (here, rest) = free.split(operand.bytes());
             free = rest;
-            operand.layout.at(here.address)
+            operand.at(here.address)
         });
         Ok(Codes { q, k, v })
     }
@@ -155,7 +150,7 @@ impl ForwardPlan {
         let mut free = scratch;
         let mut is_first = true;
         let mut quantised = |operand: &Operand, input| {
-            let (here, rest) = free.split(operand.layout.bytes());
+            let (here, rest) = free.split(operand.bytes());
             free = rest;
             let call = QuantiseCall {
                 input,
@@ -163,15 +158,10 @@ impl ForwardPlan {
                 cu_seqlens: tensors.cu_seqlens,
                 documents: self.shape.documents,
             };
+            let starts_early = self.tuning.starts_early && !std::mem::take(&mut is_first);
             // SAFETY: the caller vouches for the tensors and the scratch, of which each operand has
             // its own part; only the first follows work that it may depend on.
-            unsafe {
-                if std::mem::take(&mut is_first) || !self.tuning.starts_early {
-                    operand.quantiser.launch(stream, &call, here)
-                } else {
-                    operand.quantiser.launch_after(stream, &call, here)
-                }
-            }
+            unsafe { operand.quantise(stream, &call, here, starts_early) }
         };
         Ok(Codes {
             q: quantised(&self.q, tensors.q)?,

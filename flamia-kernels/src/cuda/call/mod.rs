@@ -3,6 +3,7 @@
 
 mod form;
 mod forward;
+mod operand;
 mod sections;
 mod training;
 mod tuning;
@@ -16,8 +17,8 @@ use flamia_sched::Documents;
 use flamia_sched::cuda::{Boundary, BuildCall, ScheduleError, ScheduleKernels, ScheduleLayout};
 
 pub use self::form::{FormChoice, fastest_form};
+use self::forward::item_rows;
 pub use self::forward::{CallTensors, Codes, ForwardPlan};
-use self::forward::{Operand, item_rows};
 pub use self::training::{BackwardCodes, BackwardTensors, SavedImages, TrainingPlan};
 pub use self::tuning::{Sections, Tuning};
 use super::backward_fused::{BackwardFused, BackwardFusedConfig, BackwardFusedError};
@@ -177,33 +178,14 @@ impl Kernels {
         Ok(ForwardPlan {
             shape,
             options: *options,
-            q: self.operand(&shape, shape.heads, rotates, q)?,
-            k: self.operand(&shape, shape.kv_heads, rotates, k)?,
-            v: self.operand(&shape, shape.kv_heads, false, v)?,
+            q: self.operand(&shape, shape.heads, rotates, q, tuning.fuses_images)?,
+            k: self.operand(&shape, shape.kv_heads, rotates, k, tuning.fuses_images)?,
+            v: self.operand(&shape, shape.kv_heads, false, v, tuning.fuses_images)?,
             forward: kernel.starting_early(tuning.starts_early),
             schedule: ScheduleLayout::new(shape.tokens).map_err(ScheduleError::from)?,
             sections: tuning.sections.instead_of(by_rule, shape.group()),
             tuning,
         })
-    }
-
-    fn operand(
-        &self,
-        shape: &CallShape,
-        heads: usize,
-        hadamard: bool,
-        forms: Forms,
-    ) -> Result<Operand, CallError> {
-        let quantisation = Quantisation {
-            head_dim: HeadDim::try_from(shape.head_dim)?,
-            hadamard,
-            forms,
-        };
-        let quantiser = cached(&self.quantisers, quantisation, || {
-            Quantiser::new(&self.gpu, quantisation)
-        })?;
-        let layout = quantisation.layout(shape.tokens, shape.documents, heads)?;
-        Ok(Operand { quantiser, layout })
     }
 
     /// Gives the construction of a schedule for [`ForwardPlan::launch`] to the stream: once for all

@@ -4,7 +4,8 @@ use flamia_cuda::Stream;
 use flamia_sched::work::{HeadSections, Pass};
 
 use super::form::{FormKernels, dq_sums};
-use super::forward::{Codes, ForwardPlan, Operand};
+use super::forward::{Codes, ForwardPlan};
+use super::operand::Operand;
 use super::tuning::Tuning;
 use super::{CallError, CallShape, Kernels, cached, sections};
 use crate::cuda::backward_fused::{BackwardFused, BackwardFusedCall, BackwardFusedConfig};
@@ -14,7 +15,7 @@ use crate::cuda::backward_keys::{
 use crate::cuda::backward_queries::{BackwardQueries, BackwardQueriesCall, BackwardQueriesConfig};
 use crate::cuda::layout::HeadDim;
 use crate::cuda::quantise::{Forms, ForwardOutput, QuantiseCall, Quantised};
-use crate::cuda::retile::{Image, Retiler, Retiling};
+use crate::cuda::retile::{Image, Retiler};
 use crate::cuda::tensor::{DeviceTensor, Scratch};
 use crate::options::{BackwardForm, Options};
 
@@ -106,25 +107,19 @@ impl Kernels {
         let forward = self.forward_plan(shape, options, images.forms(), tuning)?;
         options.validate_training(shape.head_dim)?;
         let head_dim = HeadDim::try_from(shape.head_dim)?;
-        let retiler = |to| {
-            let retiling = Retiling { head_dim, to };
-            cached(&self.retilers, retiling, || {
-                Retiler::new(self.gpu(), retiling)
-            })
-        };
         let (form, shared_images) = self.form(&shape, options, tuning)?;
         let l2_bytes = self.gpu().l2_bytes();
         let by_rule = sections::of_keys(&shape, shared_images, options.mask, l2_bytes);
         Ok(TrainingPlan {
             retilers: match images {
                 SavedImages::One => Some([
-                    retiler(Image::Transposed)?,
-                    retiler(Image::Transposed)?,
-                    retiler(Image::Row)?,
+                    self.retiler(head_dim, Image::Transposed)?,
+                    self.retiler(head_dim, Image::Transposed)?,
+                    self.retiler(head_dim, Image::Row)?,
                 ]),
                 SavedImages::Both => None,
             },
-            d_o: self.operand(&shape, shape.heads, false, Forms::BothWithRowSums)?,
+            d_o: self.operand(&shape, shape.heads, false, Forms::BothWithRowSums, true)?,
             form,
             key_sections: tuning.sections.instead_of(by_rule, 1),
             tuning,
@@ -206,17 +201,13 @@ impl TrainingPlan {
     /// Bytes of scratch that a backward pass takes: dO quantised, the images that were not saved, and with
     /// one kernel what dQ is added up in.
     pub fn scratch_bytes(&self) -> usize {
-        self.d_o.layout.bytes() + self.images_bytes() + self.form.scratch_bytes()
+        self.d_o.bytes() + self.images_bytes() + self.form.scratch_bytes()
     }
 
     /// Bytes of the images that were not saved.
     fn images_bytes(&self) -> usize {
         match self.retilers {
-            Some(_) => self
-                .operands()
-                .map(|x| x.layout.padded().image_bytes())
-                .iter()
-                .sum(),
+            Some(_) => self.operands().map(Operand::image_bytes).iter().sum(),
             None => 0,
         }
     }
@@ -272,7 +263,7 @@ impl TrainingPlan {
         scratch: Scratch,
     ) -> Result<BackwardCodes, CallError> {
         scratch.check("the backward pass", self.scratch_bytes())?;
-        let (for_d_o, rest) = scratch.split(self.d_o.layout.bytes());
+        let (for_d_o, rest) = scratch.split(self.d_o.bytes());
         let (for_images, dq_sums) = rest.split(self.images_bytes());
         let call = QuantiseCall {
             input: tensors.d_o,
@@ -288,7 +279,7 @@ impl TrainingPlan {
         unsafe {
             let Codes { q, k, v } =
                 self.complete(stream, self.forward.codes(saved)?, for_images)?;
-            let d_o = self.d_o.quantiser.launch(stream, &call, for_d_o)?;
+            let d_o = self.d_o.quantise(stream, &call, for_d_o, false)?;
             Ok(BackwardCodes {
                 operands: [q, k, v, d_o],
                 dq_sums,

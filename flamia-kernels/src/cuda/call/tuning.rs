@@ -41,6 +41,9 @@ pub struct Tuning {
     /// Whether quantisers and the attention kernels behind them begin while what is in front of them on
     /// the stream is at its last blocks.
     pub starts_early: bool,
+    /// Whether both images of an operand, where both are saved, are made in one pass over it: otherwise the
+    /// row image is made first, and the other from it.
+    pub fuses_images: bool,
     /// Whether dQ's kernel begins while that of dK and dV is at its last items.
     pub overlaps_gradients: bool,
 }
@@ -50,6 +53,7 @@ impl Default for Tuning {
         Self {
             sections: Sections::Rule,
             starts_early: true,
+            fuses_images: true,
             overlaps_gradients: true,
         }
     }
