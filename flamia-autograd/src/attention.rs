@@ -114,16 +114,17 @@ pub fn attention(
         }
     }
     let inputs = [Some(q), Some(k), Some(v)];
-    // The kernels' own check, at every call, cannot know that this one will be differentiated.
-    if builds_graph(&inputs) {
-        options.validate_training(q.size().last().map_or(0, |&head_dim| head_dim as usize))?;
-    }
     let kind = q.kind();
     if let Device::Cuda(_) = q.device()
         && options.backend == Backend::Auto
         && options.path != Path::Reference
     {
+        // Its plan checks the options, with the profile that `Profile::Auto` is there.
         return attention_on_gpu([q, k, v], documents, options, stats);
+    }
+    // The kernels' own check, at every call, cannot know that this one will be differentiated.
+    if builds_graph(&inputs) {
+        options.validate_training(q.size().last().map_or(0, |&head_dim| head_dim as usize))?;
     }
     let call = Call::new(documents, options, stats);
     let outputs = match kind {

@@ -6,7 +6,7 @@ mod common;
 use common::cosine;
 use flamia_autograd::{TorchMemory, TorchStream, attention, attention_forward, load_cuda};
 use flamia_cuda::{Gpu, GpuError, Graph, Stream};
-use flamia_kernels::{Backend, Mask, Options, Path, Profile};
+use flamia_kernels::{Backend, BackwardForm, Mask, Options, Path, Profile};
 use flamia_sched::Documents;
 use tch::{Device, Kind, Tensor};
 
@@ -39,10 +39,16 @@ fn start() {
 fn outputs_and_gradients_match_the_host() {
     start();
     let documents = Documents::from_lengths(&[300, 0, 1, 129, 70]).unwrap();
-    for (kind, head_dim, mask) in [
-        (Kind::BFloat16, 128, Mask::Causal),
-        (Kind::Float, 128, Mask::Full),
-        (Kind::BFloat16, 64, Mask::window(90)),
+    for (kind, head_dim, mask, backward) in [
+        (Kind::BFloat16, 128, Mask::Causal, BackwardForm::TwoKernel),
+        (Kind::Float, 128, Mask::Full, BackwardForm::OneKernel),
+        (
+            Kind::BFloat16,
+            64,
+            Mask::window(90),
+            BackwardForm::TwoKernel,
+        ),
+        (Kind::BFloat16, 128, Mask::Causal, BackwardForm::OneKernel),
     ] {
         let leaf = |heads| {
             // Values that BF16 holds, so that both sides read the same.
@@ -61,7 +67,11 @@ fn outputs_and_gradients_match_the_host() {
             let [q, k, v] = inputs.map(|x| x.grad());
             [o.detach(), q, k, v]
         };
-        let (found, wanted) = (run(&options(mask)), run(&on_host(mask)));
+        let in_form = |options| Options {
+            backward,
+            ..options
+        };
+        let (found, wanted) = (run(&in_form(options(mask))), run(&in_form(on_host(mask))));
         for ((found, wanted), (name, least)) in found.iter().zip(&wanted).zip([
             ("o", 0.99999),
             ("dq", 0.9999),
@@ -70,7 +80,10 @@ fn outputs_and_gradients_match_the_host() {
         ]) {
             assert_eq!(found.kind(), kind);
             let similarity = cosine(found, wanted);
-            assert!(similarity > least, "{name} {similarity} {kind:?} {mask}");
+            assert!(
+                similarity > least,
+                "{name} {similarity} {kind:?} {mask} {backward}"
+            );
         }
     }
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::{env, iter};
 
 use clap::{Parser, Subcommand};
+use flamia_bench::ablate::Ablate;
 use flamia_bench::attention::Attention;
 use flamia_bench::cpu::Cpu;
 use flamia_bench::sched;
@@ -42,6 +43,12 @@ struct OnGpu {
 #[derive(Subcommand)]
 enum Subject {
     Attention(OnGpu),
+    Ablate {
+        #[command(flatten)]
+        output: Output,
+        #[command(flatten)]
+        bench: Ablate,
+    },
     // No documentation of its own: the last one below becomes the subcommand's.
     Cpu {
         #[command(flatten)]
@@ -79,6 +86,7 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
     let subject = cli.subject.unwrap_or(Subject::Attention(cli.attention));
     match subject {
         Subject::Attention(OnGpu { output, bench }) => bench.run(&output)?,
+        Subject::Ablate { output, bench } => bench.run(&output)?,
         Subject::Cpu { bench, output } => {
             output.show("throughput of attention on the CPU", &bench.rows()?)?;
         }

@@ -37,6 +37,8 @@ fn attention_without_a_gpu_says_what_to_do() {
         &[][..],
         &["attention"],
         &["--check", "--workload", "16x1024"],
+        &["attention", "--memory"],
+        &["ablate"],
     ] {
         let error = refusal(line);
         let expected = match cfg!(feature = "torch") {
@@ -58,6 +60,10 @@ fn mistakes_are_found_before_anything_runs() {
         let error = refusal(&[flag, "no/rows"]);
         assert!(error.contains("there is no folder no;"), "{error}");
     }
+    let error = refusal(&["ablate", "--svg", "no/bars.svg"]);
+    assert!(error.contains("there is no folder no;"), "{error}");
+    let error = refusal(&["ablate", "--without", "longest-frist"]);
+    assert!(error.contains("longest-first"), "{error}");
     let error = refusal(&["atention"]);
     assert!(
         error.contains("similar") && error.contains("attention"),
@@ -73,6 +79,7 @@ fn help_is_the_programs_and_the_subjects() {
     let all = help(&["--help"]);
     for command in [
         "attention",
+        "ablate",
         "cpu",
         "schedules",
         "--check",
@@ -84,5 +91,15 @@ fn help_is_the_programs_and_the_subjects() {
     let attention = help(&["attention", "--help"]);
     for told in ["schedule", "L2", "CAUSAL=0", "flamia", "1x16384"] {
         assert!(attention.contains(told), "{told} in\n{attention}");
+    }
+    let ablate = help(&["ablate", "--help"]);
+    for told in [
+        "4.3",
+        "longest-first",
+        "two-kernels",
+        "ratio",
+        "nine packed rows",
+    ] {
+        assert!(ablate.contains(told), "{told} in\n{ablate}");
     }
 }

@@ -153,6 +153,26 @@ fn an_interrupted_run_saves_exits_and_goes_on() {
 }
 
 #[test]
+fn asked_twice_it_leaves_at_once_with_the_same_code() {
+    let workplace = Workplace::new();
+    let run = workplace.run("left");
+    for resume in [false, true] {
+        let before = newest_step(&run);
+        let mut child = workplace.start("left", resume);
+        while newest_step(&run) == before {
+            assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        signal(&child, "-INT");
+        signal(&child, "-TERM");
+        let status = wait(&mut child, Duration::from_secs(20));
+        assert_eq!(status.code(), Some(130), "{status}");
+        assert!(newest_step(&run) < STEPS);
+    }
+    workplace.finish("left", true);
+}
+
+#[test]
 fn only_one_process_trains_in_a_folder() {
     let workplace = Workplace::new();
     let mut first = workplace.start("run", false);

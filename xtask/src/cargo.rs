@@ -89,8 +89,8 @@ pub fn bench(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
     become_command(benchmarks.args(args))
 }
 
-/// Whether attention on the GPU is to be timed: with its name or without any, and not when it is only
-/// asked about.
+/// Whether attention on the GPU is to be timed: with its name, that of its parts or without any, and not when
+/// it is only asked about.
 fn compares_with_torch(args: &[OsString]) -> bool {
     const ASKING: [&str; 5] = ["--help", "-h", "--version", "-V", "--profile"];
     let is_asking = |arg: &OsString| {
@@ -99,7 +99,7 @@ fn compares_with_torch(args: &[OsString]) -> bool {
     };
     let is_attention = args.first().is_none_or(|first| {
         let first = first.to_string_lossy();
-        first == "attention" || first.starts_with('-')
+        first == "attention" || first == "ablate" || first.starts_with('-')
     });
     is_attention && !args.iter().any(is_asking)
 }
@@ -357,6 +357,7 @@ mod tests {
             &["attention"],
             &["--check"],
             &["attention", "--gpu", "1"],
+            &["ablate", "--pass", "fwd"],
         ] {
             assert!(compares(line), "{line:?}");
         }
@@ -365,6 +366,7 @@ mod tests {
             &["schedules", "--json", "attention"],
             &["--help"],
             &["attention", "-h"],
+            &["ablate", "--help"],
             &["--profile", "quantise"],
             &["attention", "--profile=quantise"],
             &["atention"],

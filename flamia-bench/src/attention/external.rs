@@ -218,6 +218,7 @@ impl Entry {
                 graph: None,
                 rounds: None,
                 memory: None,
+                form: None,
                 note: self.note.clone(),
             })
         });

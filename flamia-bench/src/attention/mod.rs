@@ -4,12 +4,14 @@ pub mod chart;
 mod error;
 pub mod external;
 #[cfg(feature = "torch")]
-mod gpu;
+pub(crate) mod gpu;
+pub mod memory;
 mod profile;
 pub mod rounds;
 pub mod row;
 pub mod sample;
 pub mod table;
+pub mod way;
 pub mod workload;
 
 use std::io::Write;
@@ -38,7 +40,11 @@ use self::workload::{Shape, shapes};
 /// holds what the call itself left there; the median of all rounds is reported. `quantisation` is
 /// `in` where a low-bit call starts from BF16, `out` where its operands were quantised before. The
 /// schedule, made once a micro-batch for all layers, is not in the time. TFLOP/s count causal
-/// operations once: 4 * heads * head_dim * sum(length^2) / 2 forward, 2.5 times that backward.
+/// operations once: 4 * heads * head_dim * sum(length^2) / 2 forward, 2.5 times that backward. Which form
+/// of the backward pass our calls ran is in the table, and why is below it.
+///
+/// With --memory nothing is timed: it shows what one causal training call of 131,072 rows (32 documents of
+/// 4,096, 16 heads of 128) holds between its passes and occupies at most, beside the BF16 peers'.
 ///
 /// Before the clock starts, outputs are compared: ours with the CPU's on a part of the row, the
 /// peers' with ours. A wrong result is not timed.
@@ -75,6 +81,10 @@ pub struct Attention {
     /// Compare outputs, and time nothing
     #[arg(long)]
     pub check: bool,
+
+    /// Show what a training call of 131,072 rows occupies, and time nothing
+    #[arg(long, conflicts_with_all = ["check", "peers", "workload", "mask", "pass", "svg"])]
+    pub memory: bool,
 
     /// Rounds of which the median is reported
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
@@ -121,16 +131,9 @@ impl Attention {
         }
         // A mistake in these should not cost a measurement.
         let external = self.external()?;
-        for path in output.json.iter().chain(&self.svg) {
-            let folder = path
-                .parent()
-                .filter(|folder| !folder.as_os_str().is_empty());
-            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-                return Err(BenchError::NoFolder {
-                    path: path.clone(),
-                    folder: folder.to_owned(),
-                });
-            }
+        writable(output.json.iter().chain(&self.svg))?;
+        if self.memory {
+            return self.occupied(output);
         }
         self.measure(external, output)
     }
@@ -159,6 +162,23 @@ impl Attention {
     }
 
     #[cfg(not(feature = "torch"))]
+    fn occupied(&self, _: &Output) -> Result<(), BenchError> {
+        Err(BenchError::NoTorch)
+    }
+
+    #[cfg(feature = "torch")]
+    fn occupied(&self, output: &Output) -> Result<(), BenchError> {
+        let (measured, setting) = gpu::memory::run(self)?;
+        let rows = memory::rows(&measured, &setting);
+        let caption = format!(
+            "memory of a causal training call of 131,072 rows, {}",
+            setting.gpu
+        );
+        output.show_summary(&caption, &memory::lines(&rows), &rows)?;
+        Ok(())
+    }
+
+    #[cfg(not(feature = "torch"))]
     fn measure(&self, _: Vec<row::Measurement>, _: &Output) -> Result<(), BenchError> {
         Err(BenchError::NoTorch)
     }
@@ -173,6 +193,9 @@ impl Attention {
         let measurements = [found.measurements, external].concat();
         let rows = row::compared(&measurements, &found.setting);
         output.show_summary("attention on the GPU", &table::lines(&rows), &rows)?;
+        if let Some(told) = table::form(&rows) {
+            let _ = writeln!(std::io::stdout().lock(), "{told}");
+        }
         let plain = Output::default();
         plain.show(
             "geometric means of our speed-ups",
@@ -180,10 +203,26 @@ impl Attention {
         )?;
         plain.show("memory beyond operands and results", &table::memory(&rows))?;
         if let Some(path) = &self.svg {
-            chart::draw(path, &rows)?;
+            chart::rates(&rows).draw(path)?;
         }
         Ok(())
     }
+}
+
+/// Refuses files in folders that are not there, before anything is measured.
+pub(crate) fn writable<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<(), BenchError> {
+    for path in files {
+        let folder = path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            return Err(BenchError::NoFolder {
+                path: path.clone(),
+                folder: folder.to_owned(),
+            });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -232,6 +271,8 @@ mod tests {
         let error = parsed(&["--peers", "peers.json"]).unwrap_err().to_string();
         assert!(error.contains("causal:peers.json"), "{error}");
         assert!(parsed(&["--rounds", "0"]).is_err());
+        assert!(parsed(&["--memory", "--system", "flamia,fa2"]).is_ok());
+        assert!(parsed(&["--memory", "--mask", "full"]).is_err());
     }
 
     #[test]

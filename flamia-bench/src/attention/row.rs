@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use flamia_kernels::BackwardForm;
 use serde::Serialize;
 
 use super::workload::Shape;
@@ -100,6 +101,8 @@ pub struct Measurement {
     /// Bytes beyond operands and results that the call occupied at most, and those that the layouts
     /// of quantised operands and schedule have.
     pub memory: Option<Memory>,
+    /// What kernels the backward pass is of, where that can be chosen.
+    pub form: Option<BackwardForm>,
     /// What else there is to know.
     pub note: String,
 }
@@ -153,6 +156,8 @@ pub struct Row {
     pub memory_bytes: Option<u64>,
     /// Those that its layouts have.
     pub layout_bytes: Option<u64>,
+    /// `two-kernel` or `one-kernel`, of our calls with a backward pass.
+    pub backward: Option<String>,
     /// Whether a CUDA graph was replayed.
     pub graph: Option<bool>,
     /// Rounds of which this is the median.
@@ -193,6 +198,7 @@ pub fn compared(measurements: &[Measurement], setting: &Setting) -> Vec<Row> {
             speedup_bf16: speedup(|peer| peer.system.precision == Precision::Bf16),
             memory_bytes: m.memory.map(|memory| memory.peak),
             layout_bytes: m.memory.and_then(|memory| memory.layouts),
+            backward: m.form.map(|form| form.to_string()),
             graph: m.graph,
             rounds: m.rounds,
             note: m.note.clone(),
@@ -206,7 +212,7 @@ pub fn compared(measurements: &[Measurement], setting: &Setting) -> Vec<Row> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     pub fn system(name: &str) -> System {
@@ -217,8 +223,12 @@ pub(super) mod tests {
                 _ if name.contains("fp8") => Precision::Fp8,
                 _ => Precision::Bf16,
             },
-            is_ours: name == "flamia",
+            is_ours: system_is_ours(name),
         }
+    }
+
+    fn system_is_ours(name: &str) -> bool {
+        name == "flamia"
     }
 
     pub fn measured(workload: &str, pass: Pass, name: &str, ms: f64) -> Measurement {
@@ -233,6 +243,7 @@ pub(super) mod tests {
             graph: Some(true),
             rounds: Some(15),
             memory: None,
+            form: (system_is_ours(name) && pass != Pass::Fwd).then(BackwardForm::default),
             note: String::new(),
         }
     }
@@ -267,6 +278,8 @@ pub(super) mod tests {
         assert_eq!(rows[1].speedup_bf16, Some(0.5 / 0.75));
         assert_eq!(rows[3].speedup, Some(1.0));
         assert_eq!(rows[4].speedup, None, "nobody else has a backward");
+        let forms = [0, 1, 4].map(|i: usize| rows[i].backward.as_deref());
+        assert_eq!(forms, [None, None, Some("two-kernel")]);
         // 4 * 16 * 128 * 4 * 4096^2 / 2 operations in a quarter of a millisecond.
         assert!((rows[0].tflops - 1_099.511_627_776).abs() < 1e-6);
     }
@@ -293,6 +306,7 @@ pub(super) mod tests {
             ("speedup_bf16", serde_json::Value::Null),
             ("memory_bytes", 110.into()),
             ("layout_bytes", 100.into()),
+            ("backward", serde_json::Value::Null),
             ("graph", true.into()),
             ("rounds", 15.into()),
             ("note", "".into()),

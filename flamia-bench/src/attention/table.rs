@@ -1,5 +1,6 @@
 //! Rows as people read them, and what they come to on average.
 
+use flamia_kernels::cuda::call::fastest_form;
 use serde::Serialize;
 
 use super::row::{Masking, Pass, Quantisation, Row};
@@ -13,6 +14,7 @@ pub struct Line {
     pass: Pass,
     quantisation: Option<Quantisation>,
     system: String,
+    backward: Option<String>,
     ms: String,
     #[serde(rename = "TFLOP/s")]
     tflops: String,
@@ -44,6 +46,7 @@ pub fn lines(rows: &[Row]) -> Vec<Line> {
         pass: row.pass,
         quantisation: row.quantisation,
         system: row.system.clone(),
+        backward: row.backward.clone(),
         ms: format!("{:8.4}", row.ms),
         tflops: format!("{:7.0}", row.tflops),
         speedup: row.speedup.map(times),
@@ -57,7 +60,7 @@ fn key(row: &Row) -> (&'static str, Masking, Pass) {
     (row.workload, row.mask, row.pass)
 }
 
-fn times(speedup: f64) -> String {
+pub(crate) fn times(speedup: f64) -> String {
     format!("{speedup:.2}x")
 }
 
@@ -70,6 +73,23 @@ fn note(row: &Row) -> Option<String> {
         .filter(|n| !n.is_empty())
         .collect();
     (!notes.is_empty()).then(|| notes.join(", "))
+}
+
+/// Which form our backward passes ran, and why; nothing where none did.
+pub fn form(rows: &[Row]) -> Option<String> {
+    let mut forms: Vec<_> = rows
+        .iter()
+        .filter_map(|row| row.backward.as_deref())
+        .collect();
+    forms.sort_unstable();
+    forms.dedup();
+    (!forms.is_empty()).then(|| {
+        let reason = fastest_form().reason;
+        format!(
+            "our backward passes are of the form {}: {reason}",
+            forms.join(", ")
+        )
+    })
 }
 
 /// How one of our calls compares over all workloads.
@@ -133,7 +153,7 @@ pub fn means(rows: &[Row], system: &str) -> Vec<Mean> {
     means.flatten().collect()
 }
 
-fn geometric(values: &[f64]) -> f64 {
+pub(crate) fn geometric(values: &[f64]) -> f64 {
     let logarithms: f64 = values.iter().map(|value| value.ln()).sum();
     (logarithms / values.len() as f64).exp()
 }
@@ -220,6 +240,20 @@ mod tests {
         assert_eq!(lines[0].note.as_deref(), Some("no graph, a note"));
         assert_eq!(lines[0].tflops.trim(), "1100");
         assert_eq!(lines[1].note, None);
+    }
+
+    #[test]
+    fn the_form_of_the_backward_pass_is_told_with_its_reason() {
+        let peers = [measured("4x4096", Pass::Bwd, "FA2", 0.5)];
+        assert_eq!(form(&compared(&peers, &setting())), None);
+        let ours = [measured("4x4096", Pass::Train, "flamia", 0.5)];
+        let rows = compared(&ours, &setting());
+        let told = form(&rows).unwrap();
+        assert!(
+            told.contains("two-kernel") && told.contains("bench/LOG.md"),
+            "{told}"
+        );
+        assert_eq!(lines(&rows)[0].backward.as_deref(), Some("two-kernel"));
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub fn shapes() -> impl Iterator<Item = Shape> {
 }
 
 impl Shape {
-    const fn batch(name: &'static str, lengths: &'static [usize]) -> Self {
+    pub(super) const fn batch(name: &'static str, lengths: &'static [usize]) -> Self {
         Self {
             name,
             lengths,

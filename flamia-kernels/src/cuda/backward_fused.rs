@@ -145,7 +145,7 @@ impl DqSums {
     /// Both.
     pub const ALL: [DqSums; 2] = [DqSums::Fp16, DqSums::Fp32];
 
-    const fn bytes(self) -> u32 {
+    pub(super) const fn bytes(self) -> u32 {
         match self {
             DqSums::Fp16 => 2,
             DqSums::Fp32 => 4,
@@ -359,6 +359,7 @@ pub struct BackwardFused {
     finish: Kernel,
     config: BackwardFusedConfig,
     ctas: u32,
+    starts_early: bool,
 }
 
 impl BackwardFused {
@@ -379,7 +380,18 @@ impl BackwardFused {
             finish: sums.kernel("finish_dq_sums")?,
             config,
             ctas: gpu.multiprocessors(),
+            starts_early: true,
         })
+    }
+
+    /// The same kernels; whether the one of dK and dV begins before the one that prepares sums is over, as
+    /// that of a new value does. It never reads what that has not written yet.
+    #[must_use]
+    pub fn starting_early(self, starts_early: bool) -> Self {
+        Self {
+            starts_early,
+            ..self
+        }
     }
 
     /// What they were compiled for.
@@ -426,9 +438,10 @@ impl BackwardFused {
         // The layout has seen that all blocks of all heads fit a grid.
         let number = |n: u64| u32::try_from(n).unwrap_or(i32::MAX.unsigned_abs());
         let prepare = Launch::linear(number(prepare), PREPARE_THREADS);
-        let main = Launch::linear(self.ctas, THREADS)
-            .with_shared(self.config.shared_bytes())
-            .starting_early();
+        let main = Launch {
+            starts_early: self.starts_early,
+            ..Launch::linear(self.ctas, THREADS).with_shared(self.config.shared_bytes())
+        };
         let finish = (padded.heads() * padded.blocks()) as u64;
         let finish = Launch::linear(number(finish), FINISH_THREADS);
         // SAFETY: the kernel that may start early waits for what is in front of it. The parameters are the kernels', which the compiler compared field by field; every

@@ -360,6 +360,7 @@ pub struct BackwardKeys {
     kernel: Kernel,
     config: BackwardKeysConfig,
     ctas: u32,
+    starts_early: bool,
 }
 
 impl BackwardKeys {
@@ -376,7 +377,18 @@ impl BackwardKeys {
             kernel,
             config,
             ctas: gpu.multiprocessors(),
+            starts_early: true,
         })
+    }
+
+    /// The same kernel; whether its launches begin before what is in front of them on the stream is over,
+    /// as those of a new one do. They never read what that has not written yet.
+    #[must_use]
+    pub fn starting_early(self, starts_early: bool) -> Self {
+        Self {
+            starts_early,
+            ..self
+        }
     }
 
     /// What it was compiled for.
@@ -407,9 +419,10 @@ impl BackwardKeys {
         if call.dk.shape[0] == 0 || call.heads == 0 {
             return Ok(());
         }
-        let launch = Launch::linear(self.ctas, THREADS)
-            .with_shared(self.config.shared_bytes())
-            .starting_early();
+        let launch = Launch {
+            starts_early: self.starts_early,
+            ..Launch::linear(self.ctas, THREADS).with_shared(self.config.shared_bytes())
+        };
         // SAFETY: the kernel waits for what is in front of it. The parameters are the kernel's, which the compiler compared field by field; every
         // address in them is the caller's, who vouches for the memory behind it.
         unsafe { self.kernel.launch(stream, launch, (parameters,))? };

@@ -353,6 +353,7 @@ pub struct Forward {
     kernel: Kernel,
     config: ForwardConfig,
     ctas: u32,
+    starts_early: bool,
 }
 
 impl Forward {
@@ -374,7 +375,18 @@ impl Forward {
             kernel,
             config,
             ctas: gpu.multiprocessors(),
+            starts_early: true,
         })
+    }
+
+    /// The same kernel; whether its launches begin before what is in front of them on the stream is over,
+    /// as those of a new one do. They never read what that has not written yet.
+    #[must_use]
+    pub fn starting_early(self, starts_early: bool) -> Self {
+        Self {
+            starts_early,
+            ..self
+        }
     }
 
     /// What it was compiled for.
@@ -406,9 +418,10 @@ impl Forward {
         if parameters.tokens == 0 || parameters.heads == 0 {
             return Ok(());
         }
-        let launch = Launch::linear(self.ctas, THREADS)
-            .with_shared(self.config.shared_bytes())
-            .starting_early();
+        let launch = Launch {
+            starts_early: self.starts_early,
+            ..Launch::linear(self.ctas, THREADS).with_shared(self.config.shared_bytes())
+        };
         // SAFETY: the kernel waits for what is in front of it. The parameters are the kernel's, which the
         // compiler compared field by field; every
         // address in them is the caller's, who vouches for the memory behind it.

@@ -60,6 +60,12 @@ impl ScheduleHeader {
         std::mem::offset_of!(ScheduleHeader, counters) + index * size_of::<u32>()
     }
 
+    /// Byte offset of the `u32` that says whether the forward pass acquires positions dynamically even if
+    /// all heads are in one section. Zero has it static.
+    pub const fn acquisition_offset() -> usize {
+        std::mem::offset_of!(ScheduleHeader, dynamic)
+    }
+
     /// What there is to do in a packed row of `total` rows.
     ///
     /// # Errors

@@ -11,11 +11,12 @@ use tch::{Kind, Tensor};
 
 use super::contestant::Contestant;
 use super::error::GpuBenchError;
-use super::flamia::{Flamia, NAME, options};
+use super::flamia::{Flamia, NAME};
 use super::libtorch::Libtorch;
 use super::operands::Operands;
 use crate::attention::row::Masking;
 use crate::attention::sample::sample;
+use crate::attention::way::Way;
 use crate::attention::workload::Shape;
 
 /// What our output has to be to that of the CPU with the same numerics.
@@ -24,6 +25,8 @@ const SAME_NUMERICS: f64 = 0.99999;
 const SAME_CODES: f64 = 0.9999;
 /// What exact attention has to be to 8-bit attention, on standard normal operands.
 const OTHER_PRECISION: f64 = 0.995;
+/// What dQ has to be to that of another form of the backward pass, which rounds dS by other references.
+const OTHER_FORM: f64 = 0.999;
 /// What BF16 attentions have to be to each other.
 const SAME_PRECISION: f64 = 0.9995;
 
@@ -105,7 +108,7 @@ impl Checker {
         operands: &Operands,
         flamia: &Flamia<'_>,
     ) -> Result<(), GpuBenchError> {
-        let mut options = options(self.mask);
+        let mut options = Way::default().options(self.mask);
         for (accumulator, pairs, against, wanted) in [
             (
                 MmaAccumulator::Fp32,
@@ -129,6 +132,22 @@ impl Checker {
                 let found = (cosine(found, expected), found.len());
                 self.compare([NAME, against], tensor, found, wanted)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Our own results, made in another way, with ours.
+    pub fn with_own(&mut self, other: &Flamia<'_>, ours: &Flamia<'_>) -> Result<(), GpuBenchError> {
+        let (name, own) = (other.system().name, ours.system().name);
+        let [dq, dk, dv] = &ours.gradients;
+        let [other_dq, other_dk, other_dv] = &other.gradients;
+        for (tensor, found, wanted, least) in [
+            ("o", &other.o, &ours.o, SAME_NUMERICS),
+            ("dk", other_dk, dk, SAME_NUMERICS),
+            ("dv", other_dv, dv, SAME_NUMERICS),
+            ("dq", other_dq, dq, OTHER_FORM),
+        ] {
+            self.compare([&name, &own], tensor, between(found, wanted)?, least)?;
         }
         Ok(())
     }

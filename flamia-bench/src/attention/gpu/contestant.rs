@@ -1,6 +1,7 @@
 //! What it takes to be timed.
 
 use flamia_cuda::{Gpu, Graph, Stream, Timer};
+use flamia_kernels::BackwardForm;
 
 use super::error::GpuBenchError;
 use crate::attention::row::{Memory, Pass, Quantisation, System};
@@ -28,6 +29,9 @@ pub trait Contestant {
 
     /// What a reader of its times should know.
     fn note(&self) -> &'static str;
+
+    /// What kernels the backward pass in the call is of, where that can be chosen.
+    fn form(&self, call: Call) -> Option<BackwardForm>;
 }
 
 /// A call that was run before, as it is timed.
@@ -75,14 +79,6 @@ impl<'a> Timed<'a> {
                 None
             }
         };
-    }
-
-    pub fn contestant(&self) -> &dyn Contestant {
-        self.contestant
-    }
-
-    pub fn call(&self) -> Call {
-        self.call
     }
 
     pub fn is_graph(&self) -> bool {

@@ -2,17 +2,21 @@
 
 use flamia_autograd::TorchMemory;
 use flamia_cuda::Stream;
+use flamia_kernels::BackwardForm;
 use flamia_kernels::cuda::call::{
-    BackwardCodes, BackwardTensors, CallShape, CallTensors, Codes, SavedImages, TrainingPlan,
+    BackwardCodes, BackwardTensors, CallShape, CallTensors, Codes, ForwardPlan, SavedImages,
+    TrainingPlan,
 };
 use flamia_kernels::cuda::tensor::Scratch;
-use flamia_kernels::{Mask, Options, Path, Profile};
+use flamia_sched::Documents;
+use flamia_sched::cuda::ScheduleHeader;
 use tch::{Kind, Tensor};
 
 use super::contestant::{Call, Contestant};
 use super::error::GpuBenchError;
 use super::operands::{Device, Operands, address, packed};
 use crate::attention::row::{Masking, Memory, Pass, Precision, Quantisation, System};
+use crate::attention::way::{Schedule, Way};
 
 /// Its name in the table.
 pub const NAME: &str = "flamia mxfp8";
@@ -20,17 +24,11 @@ pub const NAME: &str = "flamia mxfp8";
 /// What the results are filled with before the first call writes them.
 const POISON: f64 = f64::NAN;
 
-/// The options that are timed, and compared with the CPU.
-pub fn options(mask: Masking) -> Options {
-    let mut options = Options::new(Path::Mxfp8, Mask::from(mask));
-    options.profile = Profile::Hopper;
-    options
-}
-
 /// Both passes with their workspace and results, all of torch's allocator.
 pub struct Flamia<'a> {
+    name: String,
     operands: &'a Operands,
-    images: SavedImages,
+    way: Way,
     plan: TrainingPlan,
     schedule: Tensor,
     /// Codes and scales of Q, K and V.
@@ -53,14 +51,17 @@ impl<'a> Flamia<'a> {
         device: &Device,
         operands: &'a Operands,
         mask: Masking,
-        images: SavedImages,
+        (name, way): (String, Way),
         stream: Stream<'_>,
     ) -> Result<Self, GpuBenchError> {
         let (shape, documents) = (operands.shape, &operands.documents);
         let shape = CallShape::of(documents, shape.heads, shape.kv_heads, shape.head_dim);
-        let plan = device
-            .kernels
-            .training_plan(shape, &options(mask), images)?;
+        let plan = device.kernels.tuned_training_plan(
+            shape,
+            &way.options(mask),
+            way.images,
+            way.tuning,
+        )?;
         let schedule = plan.forward().schedule_layout().bytes;
         let layouts = [schedule + plan.saved_bytes(), plan.scratch_bytes()];
 
@@ -71,16 +72,25 @@ impl<'a> Flamia<'a> {
         let o = operands.q.f_full_like(POISON)?;
         let lse = [shape.heads, shape.tokens].map(|n| n as i64);
         let lse = Tensor::f_full(lse, POISON, (Kind::Float, device.torch))?;
-        let forward = tensors(operands, &o, &lse)?;
+        let Operands {
+            q,
+            k,
+            v,
+            d_o,
+            cu_seqlens,
+            ..
+        } = operands;
+        let forward = tensors([q, k, v, &o], &lse, cu_seqlens)?;
         // SAFETY: the memory is this GPU's, as large as the plan says, and kept with the plan; all work
         // is given to one stream, and the boundaries are those of packed documents.
         let codes = unsafe {
-            let (boundaries, schedule) = (forward.cu_seqlens, address(&schedule));
+            let (boundaries, at) = (forward.cu_seqlens, address(&schedule));
             device
                 .kernels
-                .build_schedule(stream, plan.forward(), boundaries, schedule)?;
+                .build_schedule(stream, plan.forward(), boundaries, at)?;
+            arrange(&schedule, plan.forward(), documents, way.schedule)?;
             let codes = plan.forward().quantise(stream, &forward, place(&saved))?;
-            plan.forward().attend(stream, &forward, &codes, schedule)?;
+            plan.forward().attend(stream, &forward, &codes, at)?;
             codes
         };
         let forward_peak = peak()? - before;
@@ -93,7 +103,7 @@ impl<'a> Flamia<'a> {
             poisoned(&operands.k)?,
             poisoned(&operands.v)?,
         ];
-        let backward = backward_tensors(operands, &o, &lse, &gradients)?;
+        let backward = backward_tensors([&o, &lse, d_o], &gradients, cu_seqlens)?;
         // SAFETY: as above.
         let backward_codes = unsafe {
             let codes = plan.prepare(stream, &backward, place(&saved), place(&scratch))?;
@@ -111,8 +121,9 @@ impl<'a> Flamia<'a> {
         let [forward, backward] = layouts.map(|bytes| bytes as u64);
         let memory = [(memory[0], forward), (memory[1], backward)];
         Ok(Self {
+            name,
             operands,
-            images,
+            way,
             plan,
             schedule,
             saved,
@@ -130,35 +141,70 @@ impl<'a> Flamia<'a> {
     }
 }
 
-fn tensors(operands: &Operands, o: &Tensor, lse: &Tensor) -> Result<CallTensors, GpuBenchError> {
+/// Gives a schedule that was built for these documents another order, or another acquisition.
+fn arrange(
+    schedule: &Tensor,
+    plan: &ForwardPlan,
+    documents: &Documents,
+    way: Schedule,
+) -> Result<(), GpuBenchError> {
+    let layout = plan.schedule_layout();
+    let put = |offset: usize, bytes: &[u8]| -> Result<(), GpuBenchError> {
+        let mut there = schedule.f_narrow(0, offset as i64, bytes.len() as i64)?;
+        there.f_copy_(&Tensor::f_from_slice(bytes)?)?;
+        Ok(())
+    };
+    match way {
+        Schedule::Built => Ok(()),
+        Schedule::Static => {
+            let flag = layout.header + ScheduleHeader::acquisition_offset();
+            put(flag, &0u32.to_ne_bytes())
+        }
+        Schedule::InOrder => {
+            let lists = [layout.forward, layout.backward];
+            for (tiling, list) in plan.tilings().iter().zip(lists) {
+                let items = tiling.items(documents);
+                let words =
+                    items.flat_map(|item| [item.document, item.first, item.start, item.len]);
+                put(list, &words.flat_map(i32::to_ne_bytes).collect::<Vec<_>>())?;
+            }
+            Ok(())
+        }
+    }
+}
+
+pub(super) fn tensors(
+    [q, k, v, o]: [&Tensor; 4],
+    lse: &Tensor,
+    cu_seqlens: &Tensor,
+) -> Result<CallTensors, GpuBenchError> {
     Ok(CallTensors {
-        q: packed("q", &operands.q)?,
-        k: packed("k", &operands.k)?,
-        v: packed("v", &operands.v)?,
+        q: packed("q", q)?,
+        k: packed("k", k)?,
+        v: packed("v", v)?,
         o: packed("o", o)?,
         lse: address(lse),
-        cu_seqlens: address(&operands.cu_seqlens),
+        cu_seqlens: address(cu_seqlens),
     })
 }
 
-fn backward_tensors(
-    operands: &Operands,
-    o: &Tensor,
-    lse: &Tensor,
+pub(super) fn backward_tensors(
+    [o, lse, d_o]: [&Tensor; 3],
     [dq, dk, dv]: &[Tensor; 3],
+    cu_seqlens: &Tensor,
 ) -> Result<BackwardTensors, GpuBenchError> {
     Ok(BackwardTensors {
         o: packed("o", o)?,
         lse: address(lse),
-        d_o: packed("dO", &operands.d_o)?,
+        d_o: packed("dO", d_o)?,
         dq: packed("dq", dq)?,
         dk: packed("dk", dk)?,
         dv: packed("dv", dv)?,
-        cu_seqlens: address(&operands.cu_seqlens),
+        cu_seqlens: address(cu_seqlens),
     })
 }
 
-fn place(scratch: &Tensor) -> Scratch {
+pub(super) fn place(scratch: &Tensor) -> Scratch {
     Scratch {
         address: address(scratch),
         bytes: scratch.numel(),
@@ -168,10 +214,7 @@ fn place(scratch: &Tensor) -> Scratch {
 impl Contestant for Flamia<'_> {
     fn system(&self) -> System {
         System {
-            name: match self.images {
-                SavedImages::One => NAME.to_owned(),
-                SavedImages::Both => format!("{NAME}, both images saved"),
-            },
+            name: self.name.clone(),
             precision: Precision::Mxfp8,
             is_ours: true,
         }
@@ -179,7 +222,7 @@ impl Contestant for Flamia<'_> {
 
     fn calls(&self) -> Vec<Call> {
         use {Pass::*, Quantisation::*};
-        let calls: &[(Pass, Quantisation)] = match self.images {
+        let calls: &[(Pass, Quantisation)] = match self.way.images {
             SavedImages::One => &[(Fwd, Out), (Fwd, In), (Bwd, Out), (Bwd, In), (Train, In)],
             // What differs.
             SavedImages::Both => &[(Bwd, In), (Train, In)],
@@ -194,8 +237,16 @@ impl Contestant for Flamia<'_> {
     fn launch(&self, call: Call, stream: Stream<'_>) -> Result<(), GpuBenchError> {
         let (plan, schedule) = (&self.plan, address(&self.schedule));
         let (saved, scratch) = (place(&self.saved), place(&self.scratch));
-        let forward = tensors(self.operands, &self.o, &self.lse)?;
-        let backward = backward_tensors(self.operands, &self.o, &self.lse, &self.gradients)?;
+        let Operands {
+            q,
+            k,
+            v,
+            d_o,
+            cu_seqlens,
+            ..
+        } = self.operands;
+        let forward = tensors([q, k, v, &self.o], &self.lse, cu_seqlens)?;
+        let backward = backward_tensors([&self.o, &self.lse, d_o], &self.gradients, cu_seqlens)?;
         let is_in = call.quantisation == Some(Quantisation::In);
         // SAFETY: as in `new`, where the operands were quantised.
         unsafe {
@@ -229,5 +280,9 @@ impl Contestant for Flamia<'_> {
 
     fn note(&self) -> &'static str {
         ""
+    }
+
+    fn form(&self, call: Call) -> Option<BackwardForm> {
+        (call.pass != Pass::Fwd).then_some(self.way.backward)
     }
 }

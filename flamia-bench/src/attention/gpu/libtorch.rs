@@ -5,6 +5,7 @@ use std::error::Error;
 use flamia_autograd::TorchMemory;
 use flamia_autograd::peers::{Peer, PeerCall, PeerForward, PeerGradients};
 use flamia_cuda::Stream;
+use flamia_kernels::BackwardForm;
 use tch::Tensor;
 
 use super::contestant::{Call, Contestant};
@@ -53,7 +54,7 @@ impl<'a> Libtorch<'a> {
         let gradients = match peer.backward(&call, &forward, &operands.d_o) {
             Ok(gradients) => Some(gradients),
             Err(error) => {
-                tell(operands, mask, &error);
+                tell(operands.shape.name, mask, &error);
                 None
             }
         };
@@ -90,11 +91,11 @@ fn call<'a>(operands: &'a Operands, k: &'a Tensor, v: &'a Tensor, mask: Masking)
 }
 
 /// Says why a system is missing from the table.
-pub fn tell(operands: &Operands, mask: Masking, error: &dyn Error) {
+pub fn tell(workload: &str, mask: Masking, error: &dyn Error) {
     let text = error.to_string();
     // torch's texts go on with lists of kernels and frames.
     let first = text.lines().next().unwrap_or_default();
-    eprintln!("left out on {}, {mask}: {first}", operands.shape.name);
+    eprintln!("left out on {workload}, {mask}: {first}");
 }
 
 impl Contestant for Libtorch<'_> {
@@ -142,5 +143,9 @@ impl Contestant for Libtorch<'_> {
         } else {
             "K and V repeated"
         }
+    }
+
+    fn form(&self, _: Call) -> Option<BackwardForm> {
+        None
     }
 }

@@ -1,10 +1,12 @@
 //! What runs on the GPU: operands, systems, comparisons and the clock.
 
+pub mod ablate;
 mod check;
 mod contestant;
 mod error;
 mod flamia;
 mod libtorch;
+pub mod memory;
 mod operands;
 
 use flamia_autograd::peers::{Peer, PeerError};
@@ -15,7 +17,7 @@ use flamia_probe::progress::Progress;
 use flamia_probe::report::commit;
 
 use self::check::{Check, Checker};
-use self::contestant::{Contestant, Timed};
+use self::contestant::{Call, Contestant, Timed};
 pub use self::error::GpuBenchError;
 use self::flamia::Flamia;
 pub use self::flamia::NAME as OURS;
@@ -23,6 +25,7 @@ use self::libtorch::{Libtorch, tell};
 use self::operands::{Device, Operands};
 use super::rounds::medians;
 use super::row::{Masking, Measurement, Setting};
+use super::way::Way;
 use super::workload::Shape;
 use super::{Attention, Entrant};
 
@@ -36,52 +39,80 @@ pub struct Found {
     pub setting: Setting,
 }
 
+/// A GPU that torch and the kernels share.
+struct Session {
+    device: Device,
+    stream: TorchStream,
+    setting: Setting,
+}
+
+impl Session {
+    /// With the GPU of this number.
+    fn open(gpu: usize) -> Result<Self, GpuBenchError> {
+        if !load_cuda()? {
+            return Err(GpuBenchError::NoGpu);
+        }
+        let kernels = Kernels::new(Gpu::new(gpu)?);
+        // Such a GPU exists, so that its number is small.
+        let ordinal = i32::try_from(gpu).unwrap_or(i32::MAX);
+        Ok(Self {
+            setting: Setting {
+                gpu: kernels.gpu().name().to_owned(),
+                driver: kernels.gpu().driver().to_string(),
+                torch: torch_version().to_owned(),
+                commit: commit().map(str::to_owned),
+            },
+            device: Device {
+                torch: tch::Device::Cuda(gpu),
+                ordinal,
+                kernels,
+            },
+            stream: TorchStream::new(ordinal)?,
+        })
+    }
+
+    /// Does the work with torch's current stream set to this session's, which the work is told.
+    fn run<T>(
+        &self,
+        work: impl FnOnce(Stream<'_>) -> Result<T, GpuBenchError>,
+    ) -> Result<T, GpuBenchError> {
+        self.stream.run(|| {
+            // SAFETY: torch keeps its streams.
+            let raw = unsafe { Stream::from_raw(self.stream.as_raw()) };
+            work(raw)
+        })?
+    }
+}
+
 /// Compares, and unless comparing is all that was asked for, times.
 pub fn run(settings: &Attention) -> Result<Found, GpuBenchError> {
-    if !load_cuda()? {
-        return Err(GpuBenchError::NoGpu);
-    }
-    let gpu = Gpu::new(settings.gpu)?;
-    // Such a GPU exists, so that its number is small.
-    let ordinal = i32::try_from(settings.gpu).unwrap_or(i32::MAX);
-    let device = Device {
-        torch: tch::Device::Cuda(settings.gpu),
-        ordinal,
-        kernels: Kernels::new(gpu),
-    };
-    let stream = TorchStream::new(ordinal)?;
+    let session = Session::open(settings.gpu)?;
+    let device = &session.device;
     let mut found = Found {
         checks: Vec::new(),
         measurements: Vec::new(),
-        setting: Setting {
-            gpu: device.kernels.gpu().name().to_owned(),
-            driver: device.kernels.gpu().driver().to_string(),
-            torch: torch_version().to_owned(),
-            commit: commit().map(str::to_owned),
-        },
+        setting: session.setting.clone(),
     };
     let shapes = settings.shapes();
     let progress = Progress::new(shapes.len() * settings.mask.len());
-    stream.run(|| -> Result<(), GpuBenchError> {
-        // SAFETY: torch keeps its streams.
-        let raw = unsafe { Stream::from_raw(stream.as_raw()) };
+    session.run(|stream| {
         for shape in shapes {
-            let operands = Operands::draw(&device, shape)?;
+            let operands = Operands::draw(device, shape)?;
             for &mask in &settings.mask {
                 progress.at(format_args!("{}, {mask}", shape.name));
                 let mut checker = Checker::new(shape, mask);
-                let line_up = line_up(settings, &device, raw, &operands, &mut checker)?;
+                let line_up = line_up(settings, device, stream, &operands, &mut checker)?;
                 found.checks.extend(checker.checks);
                 if !settings.check {
                     let gpu = device.kernels.gpu();
-                    let times = time(settings, gpu, raw, &line_up, (shape, mask))?;
+                    let times = measure(settings, gpu, stream, &line_up, (shape, mask))?;
                     found.measurements.extend(times);
                 }
                 progress.step();
             }
         }
         Ok(())
-    })??;
+    })?;
     let is_empty = match settings.check {
         true => found.checks.is_empty(),
         false => found.measurements.is_empty(),
@@ -113,11 +144,18 @@ fn line_up<'a>(
         peers: Vec::new(),
     };
     if settings.system.contains(&Entrant::Flamia) {
-        for images in [SavedImages::One, SavedImages::Both] {
-            match Flamia::new(device, operands, mask, images, stream) {
+        for (name, images) in [
+            (OURS.to_owned(), SavedImages::One),
+            (format!("{OURS}, both images saved"), SavedImages::Both),
+        ] {
+            let way = Way {
+                images,
+                ..Way::default()
+            };
+            match Flamia::new(device, operands, mask, (name, way), stream) {
                 // The others may run there.
                 Err(GpuBenchError::Call(error @ CallError::Unsupported { .. })) => {
-                    tell(operands, mask, &error);
+                    tell(operands.shape.name, mask, &error);
                     break;
                 }
                 made => line_up.flamia.push(made?),
@@ -131,7 +169,7 @@ fn line_up<'a>(
         let made = match Libtorch::new(device, peer, operands, mask) {
             Err(GpuBenchError::Peer(PeerError::Lengths { .. })) => continue,
             Err(GpuBenchError::Peer(error)) => {
-                tell(operands, mask, &error);
+                tell(operands.shape.name, mask, &error);
                 continue;
             }
             made => made?,
@@ -139,7 +177,7 @@ fn line_up<'a>(
         match checker.with_others(&made, &line_up.flamia, line_up.peers.first()) {
             // Ours is right, so that the others can be timed.
             Err(error @ GpuBenchError::Wrong { .. }) if !settings.check => {
-                tell(operands, mask, &error);
+                tell(operands.shape.name, mask, &error);
             }
             done => {
                 done?;
@@ -151,7 +189,7 @@ fn line_up<'a>(
 }
 
 /// Times all calls that were asked for, in turns.
-fn time(
+fn measure(
     settings: &Attention,
     gpu: &Gpu,
     stream: Stream<'_>,
@@ -160,40 +198,62 @@ fn time(
 ) -> Result<Vec<Measurement>, GpuBenchError> {
     let ours = line_up.flamia.iter().map(|ours| ours as &dyn Contestant);
     let others = line_up.peers.iter().map(|peer| peer as &dyn Contestant);
-    let mut timed = Vec::new();
-    for contestant in ours.chain(others) {
-        for call in contestant.calls() {
-            if settings.pass.contains(&call.pass) {
-                timed.push(Timed::warm(contestant, call, stream)?);
-            }
-        }
-    }
+    let calls: Vec<_> = ours
+        .chain(others)
+        .flat_map(|contestant| {
+            contestant
+                .calls()
+                .into_iter()
+                .map(move |call| (contestant, call))
+        })
+        .filter(|(_, call)| settings.pass.contains(&call.pass))
+        .collect();
+    let times = time(&calls, settings.rounds, gpu, stream)?;
+    let measurement = |(&(contestant, call), time): (&(&dyn Contestant, Call), Time)| Measurement {
+        shape,
+        mask,
+        pass: call.pass,
+        system: contestant.system(),
+        quantisation: call.quantisation,
+        ms: time.ms,
+        graph: Some(time.is_graph),
+        rounds: Some(settings.rounds),
+        memory: contestant.memory(call),
+        form: contestant.form(call),
+        note: contestant.note().to_owned(),
+    };
+    Ok(calls.iter().zip(times).map(measurement).collect())
+}
+
+/// A median, and whether a graph was replayed.
+struct Time {
+    ms: f64,
+    is_graph: bool,
+}
+
+/// Times calls in turns, in graphs where they can be captured.
+fn time(
+    calls: &[(&dyn Contestant, Call)],
+    rounds: u32,
+    gpu: &Gpu,
+    stream: Stream<'_>,
+) -> Result<Vec<Time>, GpuBenchError> {
+    let warm = |&(contestant, call): &(_, _)| Timed::warm(contestant, call, stream);
+    let mut timed = calls.iter().map(warm).collect::<Result<Vec<_>, _>>()?;
     for timed in &mut timed {
         timed.capture(gpu, stream);
     }
     let mut timer = Timer::new(gpu)?;
-    let count = timed.len();
     let mut take = |contender: usize| timed[contender].ms(&mut timer, stream);
-    medians(count, WARM_UP, &mut take)?;
-    let times = medians(count, settings.rounds, &mut take)?;
+    medians(calls.len(), WARM_UP, &mut take)?;
+    let times = medians(calls.len(), rounds, &mut take)?;
     // Graphs are freed below, and nothing of theirs may run any more.
     gpu.synchronize()?;
-    let measurement = |(timed, ms): (&Timed<'_>, f64)| {
-        let (contestant, call) = (timed.contestant(), timed.call());
-        Measurement {
-            shape,
-            mask,
-            pass: call.pass,
-            system: contestant.system(),
-            quantisation: call.quantisation,
-            ms,
-            graph: Some(timed.is_graph()),
-            rounds: Some(settings.rounds),
-            memory: contestant.memory(call),
-            note: contestant.note().to_owned(),
-        }
+    let time = |(timed, ms): (&Timed<'_>, f64)| Time {
+        ms,
+        is_graph: timed.is_graph(),
     };
-    Ok(timed.iter().zip(times).map(measurement).collect())
+    Ok(timed.iter().zip(times).map(time).collect())
 }
 
 impl Entrant {

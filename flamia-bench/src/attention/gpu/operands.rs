@@ -1,13 +1,11 @@
 //! The operands that all systems attend with.
 
-use flamia_kernels::Mask;
 use flamia_kernels::cuda::call::Kernels;
 use flamia_kernels::cuda::tensor::DeviceTensor;
 use flamia_sched::Documents;
 use tch::{Kind, Tensor};
 
 use super::error::GpuBenchError;
-use crate::attention::row::Masking;
 use crate::attention::workload::Shape;
 
 /// Where everything happens. All work is given to one stream, torch's current one throughout.
@@ -52,15 +50,6 @@ impl Operands {
     /// Softmax scale.
     pub fn scale(&self) -> f64 {
         1.0 / (self.shape.head_dim as f64).sqrt()
-    }
-}
-
-impl From<Masking> for Mask {
-    fn from(mask: Masking) -> Self {
-        match mask {
-            Masking::Causal => Mask::Causal,
-            Masking::Full => Mask::Full,
-        }
     }
 }
 

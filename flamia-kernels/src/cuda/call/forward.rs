@@ -2,11 +2,13 @@
 
 use flamia_cuda::Stream;
 use flamia_sched::cuda::{ScheduleHeader, ScheduleLayout};
-use flamia_sched::work::{HeadSections, Pass};
+use flamia_sched::work::{HeadSections, Pass, Tiling};
 
+use super::operand::Operand;
+use super::tuning::Tuning;
 use super::{CallError, CallShape};
 use crate::cuda::forward::{Forward, ForwardCall, ForwardWork, ItemRows};
-use crate::cuda::quantise::{QuantiseCall, Quantised, QuantisedLayout, Quantiser};
+use crate::cuda::quantise::{QuantiseCall, Quantised};
 use crate::cuda::tensor::{DeviceTensor, Scratch};
 use crate::options::Options;
 
@@ -21,12 +23,6 @@ pub(super) fn item_rows(shape: &CallShape) -> ItemRows {
     }
 }
 
-/// A tensor that a plan quantises.
-pub(super) struct Operand {
-    pub quantiser: Quantiser,
-    pub layout: QuantisedLayout,
-}
-
 /// Forward calls of one shape with the same options.
 pub struct ForwardPlan {
     pub(super) shape: CallShape,
@@ -37,6 +33,7 @@ pub struct ForwardPlan {
     pub(super) forward: Forward,
     pub(super) schedule: ScheduleLayout,
     pub(super) sections: HeadSections,
+    pub(super) tuning: Tuning,
 }
 
 /// Where the codes of a call's operands are.
@@ -76,9 +73,17 @@ impl ForwardPlan {
         &self.schedule
     }
 
+    /// How the schedule cuts documents into the items of the forward pass and of the backward pass.
+    pub const fn tilings(&self) -> [Tiling; 2] {
+        [
+            self.forward.config().tiling(),
+            Tiling::backward(self.options.mask),
+        ]
+    }
+
     /// Bytes of scratch that a call takes: the codes and scales of Q, K and V, and nothing else.
     pub const fn scratch_bytes(&self) -> usize {
-        self.q.layout.bytes() + self.k.layout.bytes() + self.v.layout.bytes()
+        self.q.bytes() + self.k.bytes() + self.v.bytes()
     }
 
     /// The address of the counter that a pass's launches acquire work with.
@@ -91,9 +96,9 @@ impl ForwardPlan {
         scratch.check("q, k and v", self.scratch_bytes())?;
         let mut free = scratch;
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|operand| {
-            let (here, rest) = free.split(operand.layout.bytes());
+            let (here, rest) = free.split(operand.bytes());
             free = rest;
-            operand.layout.at(here.address)
+            operand.at(here.address)
         });
         Ok(Codes { q, k, v })
     }
@@ -145,7 +150,7 @@ impl ForwardPlan {
         let mut free = scratch;
         let mut is_first = true;
         let mut quantised = |operand: &Operand, input| {
-            let (here, rest) = free.split(operand.layout.bytes());
+            let (here, rest) = free.split(operand.bytes());
             free = rest;
             let call = QuantiseCall {
                 input,
@@ -153,15 +158,10 @@ impl ForwardPlan {
                 cu_seqlens: tensors.cu_seqlens,
                 documents: self.shape.documents,
             };
+            let starts_early = self.tuning.starts_early && !std::mem::take(&mut is_first);
             // SAFETY: the caller vouches for the tensors and the scratch, of which each operand has
             // its own part; only the first follows work that it may depend on.
-            unsafe {
-                if std::mem::take(&mut is_first) {
-                    operand.quantiser.launch(stream, &call, here)
-                } else {
-                    operand.quantiser.launch_after(stream, &call, here)
-                }
-            }
+            unsafe { operand.quantise(stream, &call, here, starts_early) }
         };
         Ok(Codes {
             q: quantised(&self.q, tensors.q)?,

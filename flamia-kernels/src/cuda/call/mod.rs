@@ -1,9 +1,12 @@
 //! Whole calls on a GPU: the schedule of a packed row, the forward pass from BF16 to BF16, and the backward
 //! pass from what it saved.
 
+mod form;
 mod forward;
+mod operand;
 mod sections;
 mod training;
+mod tuning;
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -12,11 +15,13 @@ use std::sync::{Mutex, PoisonError};
 use flamia_cuda::{Arch, BuildError, Gpu, Stream};
 use flamia_sched::Documents;
 use flamia_sched::cuda::{Boundary, BuildCall, ScheduleError, ScheduleKernels, ScheduleLayout};
-use flamia_sched::work::Tiling;
 
+pub use self::form::{FormChoice, fastest_form};
+use self::forward::item_rows;
 pub use self::forward::{CallTensors, Codes, ForwardPlan};
-use self::forward::{Operand, item_rows};
 pub use self::training::{BackwardCodes, BackwardTensors, SavedImages, TrainingPlan};
+pub use self::tuning::{Sections, Tuning};
+use super::backward_fused::{BackwardFused, BackwardFusedConfig, BackwardFusedError};
 use super::backward_keys::{BackwardKeys, BackwardKeysConfig, BackwardKeysError};
 use super::backward_queries::{BackwardQueries, BackwardQueriesConfig, BackwardQueriesError};
 use super::forward::{Forward, ForwardConfig, ForwardError};
@@ -25,7 +30,7 @@ use super::quantise::{Forms, Quantisation, QuantiseError, Quantiser};
 use super::retile::{RetileError, Retiler, Retiling};
 use super::tensor::ScratchError;
 use crate::error::AttentionError;
-use crate::options::{BackwardForm, Options, Path, Profile};
+use crate::options::{Options, Path, Profile};
 
 /// A call that was not made.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +73,9 @@ pub enum CallError {
     #[allow(missing_docs)]
     #[error(transparent)]
     BackwardQueries(#[from] BackwardQueriesError),
+    #[allow(missing_docs)]
+    #[error(transparent)]
+    BackwardFused(#[from] BackwardFusedError),
     #[allow(missing_docs)]
     #[error(transparent)]
     Scratch(#[from] ScratchError),
@@ -118,6 +126,7 @@ pub struct Kernels {
     retilers: Mutex<HashMap<Retiling, Retiler>>,
     backward_keys: Mutex<HashMap<BackwardKeysConfig, BackwardKeys>>,
     backward_queries: Mutex<HashMap<BackwardQueriesConfig, BackwardQueries>>,
+    backward_fused: Mutex<HashMap<BackwardFusedConfig, BackwardFused>>,
 }
 
 impl Kernels {
@@ -131,6 +140,7 @@ impl Kernels {
             retilers: Mutex::default(),
             backward_keys: Mutex::default(),
             backward_queries: Mutex::default(),
+            backward_fused: Mutex::default(),
         }
     }
 
@@ -144,15 +154,17 @@ impl Kernels {
     /// # Errors
     /// The options go with nothing, or only the reference computes them.
     pub fn plan(&self, shape: CallShape, options: &Options) -> Result<ForwardPlan, CallError> {
-        self.forward_plan(shape, options, [Forms::Row, Forms::Row, Forms::Transposed])
+        let forms = [Forms::Row, Forms::Row, Forms::Transposed];
+        self.forward_plan(shape, options, forms, Tuning::default())
     }
 
-    /// The same with these forms of Q, K and V.
+    /// The same with these forms of Q, K and V, launched in this way.
     fn forward_plan(
         &self,
         shape: CallShape,
         options: &Options,
         [q, k, v]: [Forms; 3],
+        tuning: Tuning,
     ) -> Result<ForwardPlan, CallError> {
         self.check(&shape, options)?;
         let config = ForwardConfig {
@@ -161,35 +173,19 @@ impl Kernels {
             item_rows: item_rows(&shape),
         };
         let rotates = options.rotates(shape.head_dim);
+        let kernel = cached(&self.forwards, config, || Forward::new(&self.gpu, config))?;
+        let by_rule = sections::of_forward(&shape, options.mask, self.gpu.l2_bytes());
         Ok(ForwardPlan {
             shape,
             options: *options,
-            q: self.operand(&shape, shape.heads, rotates, q)?,
-            k: self.operand(&shape, shape.kv_heads, rotates, k)?,
-            v: self.operand(&shape, shape.kv_heads, false, v)?,
-            forward: cached(&self.forwards, config, || Forward::new(&self.gpu, config))?,
+            q: self.operand(&shape, shape.heads, rotates, q, tuning.fuses_images)?,
+            k: self.operand(&shape, shape.kv_heads, rotates, k, tuning.fuses_images)?,
+            v: self.operand(&shape, shape.kv_heads, false, v, tuning.fuses_images)?,
+            forward: kernel.starting_early(tuning.starts_early),
             schedule: ScheduleLayout::new(shape.tokens).map_err(ScheduleError::from)?,
-            sections: sections::of_forward(&shape, options.mask, self.gpu.l2_bytes()),
+            sections: tuning.sections.instead_of(by_rule, shape.group()),
+            tuning,
         })
-    }
-
-    fn operand(
-        &self,
-        shape: &CallShape,
-        heads: usize,
-        hadamard: bool,
-        forms: Forms,
-    ) -> Result<Operand, CallError> {
-        let quantisation = Quantisation {
-            head_dim: HeadDim::try_from(shape.head_dim)?,
-            hadamard,
-            forms,
-        };
-        let quantiser = cached(&self.quantisers, quantisation, || {
-            Quantiser::new(&self.gpu, quantisation)
-        })?;
-        let layout = quantisation.layout(shape.tokens, shape.documents, heads)?;
-        Ok(Operand { quantiser, layout })
     }
 
     /// Gives the construction of a schedule for [`ForwardPlan::launch`] to the stream: once for all
@@ -210,15 +206,11 @@ impl Kernels {
         cu_seqlens: u64,
         schedule: u64,
     ) -> Result<(), CallError> {
-        let mask = plan.options.mask;
         let call = BuildCall {
             cu_seqlens,
             entries: plan.shape.documents + 1,
-            mask,
-            item_rows: [
-                plan.forward.config().tiling().item_rows,
-                Tiling::backward(mask).item_rows,
-            ],
+            mask: plan.options.mask,
+            item_rows: plan.tilings().map(|tiling| tiling.item_rows),
         };
         let mut kernels = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         let kernels = match &mut *kernels {
@@ -244,10 +236,6 @@ impl Kernels {
         }
         if self.gpu.arch() != Arch::Sm90a {
             return Err(unsupported("attention".to_owned()));
-        }
-        if options.backward != BackwardForm::TwoKernel {
-            // Slower on every row that was measured: its kernel is there to be called by itself.
-            return Err(unsupported(format!("backward `{}`", options.backward)));
         }
         if !HeadDim::SUPPORTED.contains(&shape.head_dim) {
             return Err(unsupported(format!("head dimension {}", shape.head_dim)));

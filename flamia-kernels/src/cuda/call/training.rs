@@ -3,17 +3,21 @@
 use flamia_cuda::Stream;
 use flamia_sched::work::{HeadSections, Pass};
 
-use super::forward::{Codes, ForwardPlan, Operand};
+use super::form::{FormKernels, dq_sums};
+use super::forward::{Codes, ForwardPlan};
+use super::operand::Operand;
+use super::tuning::Tuning;
 use super::{CallError, CallShape, Kernels, cached, sections};
+use crate::cuda::backward_fused::{BackwardFused, BackwardFusedCall, BackwardFusedConfig};
 use crate::cuda::backward_keys::{
     BackwardKeys, BackwardKeysCall, BackwardKeysConfig, BackwardWork,
 };
 use crate::cuda::backward_queries::{BackwardQueries, BackwardQueriesCall, BackwardQueriesConfig};
 use crate::cuda::layout::HeadDim;
 use crate::cuda::quantise::{Forms, ForwardOutput, QuantiseCall, Quantised};
-use crate::cuda::retile::{Image, Retiler, Retiling};
+use crate::cuda::retile::{Image, Retiler};
 use crate::cuda::tensor::{DeviceTensor, Scratch};
-use crate::options::Options;
+use crate::options::{BackwardForm, Options};
 
 /// What a forward pass keeps of Q, K and V for the backward pass, beside their scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -43,10 +47,9 @@ pub struct TrainingPlan {
     /// For the images of Q, K and V that were not saved.
     retilers: Option<[Retiler; 3]>,
     d_o: Operand,
-    keys: BackwardKeys,
-    queries: BackwardQueries,
+    form: FormKernels,
     key_sections: HeadSections,
-    query_sections: HeadSections,
+    tuning: Tuning,
 }
 
 /// Tensors of a backward pass, and the boundaries of its documents.
@@ -68,9 +71,13 @@ pub struct BackwardTensors {
     pub cu_seqlens: u64,
 }
 
-/// Where the codes of a backward pass's operands are: of Q, K, V and dO.
+/// Where the codes of a backward pass's operands are, and what it adds dQ up in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BackwardCodes([Quantised; 4]);
+pub struct BackwardCodes {
+    /// Of Q, K, V and dO.
+    operands: [Quantised; 4],
+    dq_sums: Scratch,
+}
 
 impl Kernels {
     /// Everything that training calls of this shape need, compiled and laid out.
@@ -83,8 +90,55 @@ impl Kernels {
         options: &Options,
         images: SavedImages,
     ) -> Result<TrainingPlan, CallError> {
-        let forward = self.forward_plan(shape, options, images.forms())?;
+        self.tuned_training_plan(shape, options, images, Tuning::default())
+    }
+
+    /// The same, launched in another way.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn tuned_training_plan(
+        &self,
+        shape: CallShape,
+        options: &Options,
+        images: SavedImages,
+        tuning: Tuning,
+    ) -> Result<TrainingPlan, CallError> {
+        let forward = self.forward_plan(shape, options, images.forms(), tuning)?;
         options.validate_training(shape.head_dim)?;
+        let head_dim = HeadDim::try_from(shape.head_dim)?;
+        let (form, shared_images) = self.form(&shape, options, tuning)?;
+        let l2_bytes = self.gpu().l2_bytes();
+        let by_rule = sections::of_keys(&shape, shared_images, options.mask, l2_bytes);
+        Ok(TrainingPlan {
+            retilers: match images {
+                SavedImages::One => Some([
+                    self.retiler(head_dim, Image::Transposed)?,
+                    self.retiler(head_dim, Image::Transposed)?,
+                    self.retiler(head_dim, Image::Row)?,
+                ]),
+                SavedImages::Both => None,
+            },
+            d_o: self.operand(&shape, shape.heads, false, Forms::BothWithRowSums, true)?,
+            form,
+            key_sections: tuning.sections.instead_of(by_rule, 1),
+            tuning,
+            forward,
+        })
+    }
+
+    /// The kernels of the backward pass, and what those whose items are keys share: images of a code per
+    /// query and feature.
+    fn form(
+        &self,
+        shape: &CallShape,
+        options: &Options,
+        tuning: Tuning,
+    ) -> Result<(FormKernels, usize), CallError> {
+        // Both of Q and of dO.
+        const QUERY_IMAGES: usize = 4;
+        // Both of K, and one of V.
+        const KEY_IMAGES: usize = 3;
         let head_dim = HeadDim::try_from(shape.head_dim)?;
         let (mask, rotated) = (options.mask, options.rotates(shape.head_dim));
         let keys = BackwardKeysConfig {
@@ -92,39 +146,43 @@ impl Kernels {
             mask,
             rotated,
         };
+        if options.backward == BackwardForm::OneKernel {
+            let sums = dq_sums(options);
+            let config = BackwardFusedConfig { keys, sums };
+            let CallShape {
+                tokens,
+                documents,
+                heads,
+                kv_heads,
+                ..
+            } = *shape;
+            let kernels = cached(&self.backward_fused, config, || {
+                BackwardFused::new(self.gpu(), config)
+            })?;
+            let form = FormKernels::One {
+                kernels: kernels.starting_early(tuning.starts_early),
+                sums: config.scratch(tokens, documents, heads, kv_heads)?.bytes(),
+            };
+            return Ok((form, QUERY_IMAGES + sums.bytes() as usize));
+        }
         let queries = BackwardQueriesConfig {
             head_dim,
             mask,
             rotated,
         };
-        let retiler = |to| {
-            let retiling = Retiling { head_dim, to };
-            cached(&self.retilers, retiling, || {
-                Retiler::new(self.gpu(), retiling)
-            })
-        };
         let l2_bytes = self.gpu().l2_bytes();
-        Ok(TrainingPlan {
-            retilers: match images {
-                SavedImages::One => Some([
-                    retiler(Image::Transposed)?,
-                    retiler(Image::Transposed)?,
-                    retiler(Image::Row)?,
-                ]),
-                SavedImages::Both => None,
-            },
-            d_o: self.operand(&shape, shape.heads, false, Forms::BothWithRowSums)?,
-            keys: cached(&self.backward_keys, keys, || {
-                BackwardKeys::new(self.gpu(), keys)
-            })?,
+        let by_rule = sections::of_queries(shape, KEY_IMAGES, mask, l2_bytes);
+        let kernel = cached(&self.backward_keys, keys, || {
+            BackwardKeys::new(self.gpu(), keys)
+        })?;
+        let form = FormKernels::Two {
+            keys: kernel.starting_early(tuning.starts_early),
             queries: cached(&self.backward_queries, queries, || {
                 BackwardQueries::new(self.gpu(), queries)
             })?,
-            // Both images of Q and of dO; both of K, and one of V.
-            key_sections: sections::of_keys(&shape, 4, mask, l2_bytes),
-            query_sections: sections::of_queries(&shape, 3, mask, l2_bytes),
-            forward,
-        })
+            query_sections: tuning.sections.instead_of(by_rule, shape.group()),
+        };
+        Ok((form, QUERY_IMAGES))
     }
 }
 
@@ -140,17 +198,18 @@ impl TrainingPlan {
         self.forward.scratch_bytes()
     }
 
-    /// Bytes of scratch that a backward pass takes: dO quantised, and the images that were not saved.
+    /// Bytes of scratch that a backward pass takes: dO quantised, the images that were not saved, and with
+    /// one kernel what dQ is added up in.
     pub fn scratch_bytes(&self) -> usize {
-        let images: usize = match self.retilers {
-            Some(_) => self
-                .operands()
-                .map(|x| x.layout.padded().image_bytes())
-                .iter()
-                .sum(),
+        self.d_o.bytes() + self.images_bytes() + self.form.scratch_bytes()
+    }
+
+    /// Bytes of the images that were not saved.
+    fn images_bytes(&self) -> usize {
+        match self.retilers {
+            Some(_) => self.operands().map(Operand::image_bytes).iter().sum(),
             None => 0,
-        };
-        self.d_o.layout.bytes() + images
+        }
     }
 
     fn operands(&self) -> [&Operand; 3] {
@@ -204,7 +263,8 @@ impl TrainingPlan {
         scratch: Scratch,
     ) -> Result<BackwardCodes, CallError> {
         scratch.check("the backward pass", self.scratch_bytes())?;
-        let (for_d_o, for_images) = scratch.split(self.d_o.layout.bytes());
+        let (for_d_o, rest) = scratch.split(self.d_o.bytes());
+        let (for_images, dq_sums) = rest.split(self.images_bytes());
         let call = QuantiseCall {
             input: tensors.d_o,
             output: Some(ForwardOutput {
@@ -219,8 +279,11 @@ impl TrainingPlan {
         unsafe {
             let Codes { q, k, v } =
                 self.complete(stream, self.forward.codes(saved)?, for_images)?;
-            let d_o = self.d_o.quantiser.launch(stream, &call, for_d_o)?;
-            Ok(BackwardCodes([q, k, v, d_o]))
+            let d_o = self.d_o.quantise(stream, &call, for_d_o, false)?;
+            Ok(BackwardCodes {
+                operands: [q, k, v, d_o],
+                dq_sums,
+            })
         }
     }
 
@@ -255,7 +318,8 @@ impl TrainingPlan {
         Ok(codes)
     }
 
-    /// The second half: computes dQ, dK and dV from what is quantised.
+    /// The second half: computes dQ, dK and dV from what is quantised. With two kernels they are the same
+    /// bits in every run; with one kernel dK and dV are.
     ///
     /// # Errors
     /// As [`TrainingPlan::backward`].
@@ -270,12 +334,15 @@ impl TrainingPlan {
         codes: &BackwardCodes,
         schedule: u64,
     ) -> Result<(), CallError> {
-        let BackwardCodes([q, k, v, d_o]) = *codes;
+        let BackwardCodes {
+            operands: [q, k, v, d_o],
+            dq_sums,
+        } = *codes;
         let ForwardPlan { shape, options, .. } = &self.forward;
         let scale = options.softmax_scale(shape.head_dim);
         let work = BackwardWork::of(&self.forward.schedule, schedule);
         let counter = |pass| self.forward.counter(schedule, pass);
-        let keys = BackwardKeysCall {
+        let call = BackwardKeysCall {
             q,
             k,
             v,
@@ -290,26 +357,48 @@ impl TrainingPlan {
             scale,
             hysteresis: options.hysteresis,
         };
-        let queries = BackwardQueriesCall {
-            q,
-            d_o,
-            k,
-            v,
-            kv_heads: shape.kv_heads,
-            dq: tensors.dq,
-            documents: shape.documents,
-            work,
-            sections: self.query_sections,
-            // The other kernel may still be at work; no forward pass is.
-            counter: counter(Pass::Forward),
-            scale,
-            hysteresis: options.hysteresis,
-        };
-        // SAFETY: the caller vouches for the codes, the schedule and the outputs; both kernels take the
-        // backward pass's items, with a counter each.
-        unsafe {
-            self.keys.launch(stream, &keys)?;
-            self.queries.launch_after_keys(stream, &queries)?;
+        match &self.form {
+            FormKernels::One { kernels, .. } => {
+                let call = BackwardFusedCall {
+                    keys: call,
+                    dq: tensors.dq,
+                    cu_seqlens: tensors.cu_seqlens,
+                    scratch: dq_sums,
+                };
+                // SAFETY: the caller vouches for the codes, the schedule, the scratch and the outputs.
+                unsafe { kernels.launch(stream, &call)? };
+            }
+            FormKernels::Two {
+                keys,
+                queries,
+                query_sections,
+            } => {
+                let of_queries = BackwardQueriesCall {
+                    q,
+                    d_o,
+                    k,
+                    v,
+                    kv_heads: shape.kv_heads,
+                    dq: tensors.dq,
+                    documents: shape.documents,
+                    work,
+                    sections: *query_sections,
+                    // The other kernel may still be at work; no forward pass is.
+                    counter: counter(Pass::Forward),
+                    scale,
+                    hysteresis: options.hysteresis,
+                };
+                // SAFETY: the caller vouches for the codes, the schedule and the outputs; both kernels take
+                // the backward pass's items, with a counter each.
+                unsafe {
+                    keys.launch(stream, &call)?;
+                    if self.tuning.overlaps_gradients {
+                        queries.launch_after_keys(stream, &of_queries)?;
+                    } else {
+                        queries.launch(stream, &of_queries)?;
+                    }
+                }
+            }
         }
         Ok(())
     }
