@@ -89,9 +89,9 @@ pub enum BackwardForm {
     /// every run.
     #[default]
     TwoKernel,
-    /// All three of one dS. For dQ it is BF16, and so is K: in E4M3, the keys of a product would have to agree
-    /// on a reference first. The parts that come from each 128 keys are added up as [`Options::dq`] says,
-    /// which a GPU does in no fixed order.
+    /// All three of one dS. It is BF16 for dQ and dK, and so are K and Q: E4M3 wants references, which cost more
+    /// than products of BF16 do. The parts of dQ that come from each 128 keys are added up as [`Options::dq`]
+    /// says, which a GPU does in no fixed order.
     OneKernel,
 }
 

@@ -1,7 +1,7 @@
 //! dQ, dK and dV on Hopper in one pass over P and dS.
 //!
-//! Three launches: one prepares the sums of dQ, one computes dK and dV and adds dQ up, and one makes rows
-//! of dQ's sums. dK and dV are [`backward_keys`](super::backward_keys)'s to the bit. dQ is added up by
+//! Three launches: one prepares the sums of dQ and BF16 values of Q, one computes dK and dV and adds dQ up,
+//! and one makes rows of dQ's sums. dV is [`backward_keys`](super::backward_keys)'s to the bit. dQ is added up by
 //! many CTAs in the order in which they get there, in FP16 under a power of two that rules an
 //! overflow out, or in FP32: its last bits are not the same in every run. The numbers are those of
 //! the CPU's `hopper` profile with `Options::backward` set to `one-kernel`.
@@ -12,6 +12,7 @@ use flamia_cuda::{
 };
 use flamia_sched::cuda::SCHEDULE_HEADER;
 use flamia_sched::work::Tiling;
+use half::bf16;
 
 use super::backward_keys::{
     BackwardKeysCall, BackwardKeysConfig, BackwardKeysError, ITEM_KEYS, OTHER_SHARED_BYTES,
@@ -59,23 +60,20 @@ pub const SUMS_SOURCE: Source = Source {
     ],
 };
 
-/// Buffers for dS between the warpgroups.
-const EXCHANGES: u32 = 2;
-/// Threads of a CTA that prepares sums, and chunks of 16 bytes that each fills.
+/// Threads of a CTA that prepares, and chunks of 16 codes of Q that each widens.
 const PREPARE_THREADS: u32 = 256;
 const PREPARE_CHUNKS: u64 = 4;
+const CODES_PER_CHUNK: usize = 16;
 /// Documents and heads whose exponents a CTA looks for: one for each warp.
 const PREPARE_PAIRS: u64 = 8;
 /// Threads of a CTA that finishes a block of 32 rows.
 const FINISH_THREADS: u32 = 64;
-/// Where parts of the scratch start, the length of a cache line.
-const PART_ALIGNMENT: usize = 128;
 
 parameters! {
     /// What the kernel takes. Strides are in elements.
     struct Parameters {
         q: u64,
-        q_transposed: u64,
+        q_values: u64,
         q_scales: u64,
         d_o: u64,
         d_o_transposed: u64,
@@ -106,14 +104,15 @@ parameters! {
         window: i32,
         scale: f32,
         dk_scale: f32,
-        hysteresis: i32,
-        reserved: u32,
     }
 }
 
 parameters! {
     /// What the kernels before and after it take.
     struct SumParameters {
+        q: u64,
+        q_scales: u64,
+        q_values: u64,
         sums: u64,
         key_exponents: u64,
         d_o_folds: u64,
@@ -209,10 +208,11 @@ impl BackwardFusedConfig {
         kv_heads: usize,
     ) -> Result<FusedScratch, LayoutError> {
         let padded = PaddedLayout::new(tokens, documents, heads, self.keys.head_dim)?;
-        let sums = padded.image_bytes() * self.sums.bytes() as usize;
-        let key_exponents = sums.next_multiple_of(PART_ALIGNMENT);
+        let q_values = padded.image_bytes() * self.sums.bytes() as usize;
+        let key_exponents = q_values + padded.image_bytes() * size_of::<bf16>();
         Ok(FusedScratch {
             padded,
+            q_values,
             key_exponents,
             bytes: key_exponents + kv_heads * documents * size_of::<f32>(),
         })
@@ -220,9 +220,9 @@ impl BackwardFusedConfig {
 
     const fn shared_bytes(&self) -> u32 {
         let head_dim = self.keys.head_dim.get() as u32;
-        // Rows of codes: K, V and, of two bytes, K's values; and both images of Q and of dO.
-        let rows = 4 * ITEM_KEYS + self.sums.stages() * 4 * QUERIES;
-        let ds = EXCHANGES * QUERIES * ITEM_KEYS * 2;
+        // Rows of codes: K, V and, of two bytes, K's values; Q and its values, and both images of dO.
+        let rows = 4 * ITEM_KEYS + self.sums.stages() * 5 * QUERIES;
+        let ds = QUERIES * ITEM_KEYS * 2;
         let dq = QUERIES * head_dim * self.sums.bytes();
         rows * head_dim + ds + dq + OTHER_SHARED_BYTES
     }
@@ -232,19 +232,20 @@ impl BackwardFusedConfig {
         call: &BackwardFusedCall,
         scratch: &FusedScratch,
     ) -> Result<(Parameters, SumParameters), BackwardFusedError> {
-        let keys = self.keys.parameters(&call.keys)?;
+        let keys = self.keys.parameters_with(&call.keys, 0)?;
         let head_dim = self.keys.head_dim.get();
         let [tokens, kv_heads, _] = call.keys.dk.shape;
         let heads = call.keys.heads;
         let [token_stride, head_stride] = call.dq.row_strides([tokens, heads, head_dim])?;
         call.scratch.check("dq", scratch.bytes)?;
         let sums = call.scratch.address;
+        let q_values = sums + scratch.q_values as u64;
         let key_exponents = sums + scratch.key_exponents as u64;
         // The layout has seen that these fit.
         let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
         let kernel = Parameters {
             q: keys.q,
-            q_transposed: keys.q_transposed,
+            q_values,
             q_scales: keys.q_scales,
             d_o: keys.d_o,
             d_o_transposed: keys.d_o_transposed,
@@ -275,10 +276,11 @@ impl BackwardFusedConfig {
             window: keys.window,
             scale: keys.scale,
             dk_scale: keys.dk_scale,
-            hysteresis: keys.hysteresis,
-            reserved: 0,
         };
         let around = SumParameters {
+            q: keys.q,
+            q_scales: keys.q_scales,
+            q_values,
             sums,
             key_exponents,
             d_o_folds: keys.d_o_folds,
@@ -304,6 +306,7 @@ impl BackwardFusedConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FusedScratch {
     padded: PaddedLayout,
+    q_values: usize,
     key_exponents: usize,
     bytes: usize,
 }
@@ -341,7 +344,7 @@ pub enum BackwardFusedError {
 /// What the launches read and write.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardFusedCall {
-    /// What the kernel of dK and dV takes.
+    /// What the kernel of dK and dV takes, but for Q's transposed image. The hysteresis is of no use here.
     pub keys: BackwardKeysCall,
     /// dQ, `[tokens, heads, head_dim]`. Rows of a document are written, and nothing else.
     pub dq: DeviceTensor,
@@ -432,7 +435,7 @@ impl BackwardFused {
         }
         let padded = &scratch.padded;
         let pairs = (kv_heads * documents) as u64;
-        let chunks = (scratch.key_exponents / 16) as u64;
+        let chunks = (padded.image_bytes() / CODES_PER_CHUNK) as u64;
         let prepare = pairs.div_ceil(PREPARE_PAIRS)
             + chunks.div_ceil(u64::from(PREPARE_THREADS) * PREPARE_CHUNKS);
         // The layout has seen that all blocks of all heads fit a grid.
@@ -499,15 +502,16 @@ mod tests {
             [43 << 20, 23 << 20, 33 << 20]
         );
         assert_eq!([kernel.dq, around.sums], [52 << 20; 2]);
-        let sums = 8 * kernel.slots as u64 * 128 * 2;
+        let of_q = 8 * kernel.slots as u64 * 128 * 2;
+        assert_eq!([kernel.q_values, around.q_values], [(52 << 20) + of_q; 2]);
         assert_eq!(
             [kernel.key_exponents, around.key_exponents],
-            [(52 << 20) + sums; 2]
+            [(52 << 20) + 2 * of_q; 2]
         );
         assert_eq!([around.token_stride, around.head_stride], [1024, 128]);
         assert_eq!((around.heads, around.kv_heads, around.documents), (8, 4, 3));
         assert_eq!(around.scale, kernel.dk_scale);
-        assert_eq!(scratch().bytes() as u64, sums + 3 * 4 * 4);
+        assert_eq!(scratch().bytes() as u64, 2 * of_q + 3 * 4 * 4);
     }
 
     #[test]

@@ -132,9 +132,22 @@ impl BackwardKeysConfig {
         defines
     }
 
-    pub(super) fn parameters(
+    fn parameters(&self, call: &BackwardKeysCall) -> Result<Parameters, BackwardKeysError> {
+        let q_transposed = call
+            .q
+            .transposed_image
+            .ok_or(BackwardKeysError::MissingPart {
+                operand: "q",
+                part: "transposed image",
+            })?;
+        self.parameters_with(call, q_transposed)
+    }
+
+    /// With Q's transposed image somewhere else, or nowhere.
+    pub(super) fn parameters_with(
         &self,
         call: &BackwardKeysCall,
+        q_transposed: u64,
     ) -> Result<Parameters, BackwardKeysError> {
         let BackwardKeysCall {
             q,
@@ -181,7 +194,7 @@ impl BackwardKeysConfig {
         };
         Ok(Parameters {
             q: part("q", "row image", q.row_image)?,
-            q_transposed: part("q", "transposed image", q.transposed_image)?,
+            q_transposed,
             q_scales: q.scales,
             d_o: part("d_o", "row image", d_o.row_image)?,
             d_o_transposed: part("d_o", "transposed image", d_o.transposed_image)?,

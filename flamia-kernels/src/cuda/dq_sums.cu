@@ -1,4 +1,4 @@
-// Before and after backward_fused_sm90.cu: zeros for the sums of dQ, and BF16 rows of them.
+// Before and after backward_fused_sm90.cu: values of Q, zeros for the sums of dQ, and BF16 rows of them.
 // `backward_fused.rs` launches both.
 //
 // Constants: those of dq_sums.cuh, and as 0 or 1 ROTATED, whether dQ has to be rotated back.
@@ -10,6 +10,9 @@
 
 // `SumParameters` of backward_fused.rs. Strides are in elements.
 struct SumParameters {
+    const u8 *q;            // [heads][slots] rows
+    const float *q_scales;  // [heads][blocks]
+    u8 *q_values;           // [heads][VALUE_PARTS][slots] (layout.cuh)
     u8 *sums;              // [heads][blocks][DQ_PARTS], DQ_PART_BYTES each
     float *key_exponents;  // [kv_heads][documents]
     const float *d_o_folds;  // [heads][blocks]
@@ -26,6 +29,9 @@ struct SumParameters {
     int slots;
     float scale;  // softmax scale, times 1 / sqrt(HEAD_DIM) where dQ is rotated
 };
+SAME_OFFSET(SumParameters, q);
+SAME_OFFSET(SumParameters, q_scales);
+SAME_OFFSET(SumParameters, q_values);
 SAME_OFFSET(SumParameters, sums);
 SAME_OFFSET(SumParameters, key_exponents);
 SAME_OFFSET(SumParameters, d_o_folds);
@@ -51,7 +57,31 @@ __device__ inline float largest_exponent(const float *folds, int count) {
     return largest;
 }
 
-// A warp for each document and key/value head; the other CTAs fill the sums with zeros.
+// Two chunks of values from one of codes, chunk `index` of all heads' rows.
+__device__ inline void widen(const SumParameters &p, i64 index) {
+    constexpr int ROW_CHUNKS = HEAD_DIM / CHUNK, PART_CHUNKS = VALUE_FEATURES / CHUNK;
+    const i64 row = index / ROW_CHUNKS, head = row / p.slots;
+    const int slot = int(row % p.slots), chunk = row_chunk<HEAD_DIM>(slot, int(index % ROW_CHUNKS));
+    const uint4 codes = reinterpret_cast<const uint4 *>(p.q)[index];
+    const float scale = p.q_scales[row / BLOCK_TOKENS];
+    const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+    u32 pairs[8];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        float values[4];
+        unpack_e4m3(words[i], values);
+        pairs[2 * i] = bf16x2(values[0] * scale, values[1] * scale);
+        pairs[2 * i + 1] = bf16x2(values[2] * scale, values[3] * scale);
+    }
+    constexpr int PARTS = HEAD_DIM / VALUE_FEATURES;
+    u8 *to = p.q_values + ((head * PARTS + chunk / PART_CHUNKS) * p.slots + slot) * VALUES_BYTES;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        reinterpret_cast<uint4 *>(to)[row_chunk<VALUES_BYTES>(slot, 2 * (chunk % PART_CHUNKS) + i)] =
+            make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
+}
+
+// A warp for each document and key/value head; the other CTAs widen Q, and fill the sums with zeros.
 extern "C" __global__ void __launch_bounds__(256) prepare_dq_sums(const __grid_constant__ SumParameters p) {
     const int blocks = p.slots / BLOCK_TOKENS;
     const i64 pairs = i64(p.kv_heads) * p.documents;
@@ -67,10 +97,15 @@ extern "C" __global__ void __launch_bounds__(256) prepare_dq_sums(const __grid_c
         if (threadIdx.x % 32 == 0) p.key_exponents[pair] = sum;
         return;
     }
-    const i64 chunks = i64(p.heads) * blocks * DQ_PARTS * DQ_PART_BYTES / 16;
+    // As many elements in a chunk of codes as in DQ_BYTES chunks of sums.
+    const i64 chunks = i64(p.heads) * p.slots * HEAD_DIM / CHUNK;
     const i64 stride = i64(gridDim.x - exponent_ctas) * blockDim.x;
-    for (i64 i = (blockIdx.x - exponent_ctas) * blockDim.x + threadIdx.x; i < chunks; i += stride)
-        reinterpret_cast<uint4 *>(p.sums)[i] = make_uint4(0, 0, 0, 0);
+    for (i64 i = (blockIdx.x - exponent_ctas) * blockDim.x + threadIdx.x; i < chunks; i += stride) {
+        widen(p, i);
+#pragma unroll
+        for (u32 part = 0; part < DQ_BYTES; part++)
+            reinterpret_cast<uint4 *>(p.sums)[part * chunks + i] = make_uint4(0, 0, 0, 0);
+    }
 }
 
 // A CTA of two warps for a block of queries of a head.

@@ -1,5 +1,5 @@
-//! dQ of the one-kernel form of the `hopper` backward pass: each key tile's part of it, from the same dS
-//! as dK, added up in FP16 or FP32. Its product is of BF16: dS rounded to that, and what K's codes stand for.
+//! dK and dQ of the one-kernel form of the `hopper` backward pass. Their products are of BF16: dS rounded to
+//! that, and what the codes of Q and K stand for. Each key tile's part of dQ is added up in FP16 or FP32.
 
 use flamia_format::exponent::pow2;
 use flamia_sched::TILE;
@@ -12,11 +12,12 @@ use crate::cpu::low_bit::round_bf16;
 use crate::cpu::operands::Rows;
 use crate::options::DqAccumulator;
 
-/// dQ of all query heads of a key/value head.
-pub(super) struct QuerySums<'a> {
+/// dQ of all query heads of a key/value head, on the way.
+pub(super) struct FusedGradients<'a> {
     scheme: &'a Hopper,
-    /// What K's codes stand for: values of BF16.
+    /// What K's codes stand for, and those of each head of Q: values of BF16.
     k: Rows<f32>,
+    q: Vec<Rows<f32>>,
     heads: &'a [QueryOperands],
     dq: Vec<Rows<f32>>,
     /// The largest exponents of V and of K together.
@@ -25,7 +26,7 @@ pub(super) struct QuerySums<'a> {
     part: Vec<f32>,
 }
 
-impl<'a> QuerySums<'a> {
+impl<'a> FusedGradients<'a> {
     pub fn new(scheme: &'a Hopper, kv: &'a KeysValues, heads: &'a [QueryOperands]) -> Self {
         let (len, dim) = (kv.k.rows.len, kv.k.rows.dim);
         let largest = |operand: &super::Codes| {
@@ -35,6 +36,7 @@ impl<'a> QuerySums<'a> {
         Self {
             scheme,
             k: kv.k.dequantize(),
+            q: heads.iter().map(|head| head.q.dequantize()).collect(),
             heads,
             dq: heads.iter().map(|_| Rows::zeros(len, dim)).collect(),
             key_exponent: largest(&kv.v) + largest(&kv.k),
@@ -43,9 +45,17 @@ impl<'a> QuerySums<'a> {
         }
     }
 
-    /// Adds what a step of queries of head `head` gets from the key tile. `ds` is as kernel A has it.
+    /// Adds what a step of queries of head `head` and the key tile from `key` on give one another. `ds` is as
+    /// kernel A has it, `dk` the tile's.
     #[inline(always)]
-    pub fn add<G: Gemm>(&mut self, head: usize, ds: &[f32], blocks: &Blocks) {
+    pub fn add<G: Gemm>(
+        &mut self,
+        head: usize,
+        ds: &[f32],
+        blocks: &Blocks,
+        key: usize,
+        dk: &mut [f32],
+    ) {
         self.ds.copy_from_slice(ds);
         round_bf16(&mut self.ds);
         for (block, ds) in blocks.iter().zip(self.ds.chunks_exact(PAD * TILE)) {
@@ -55,6 +65,9 @@ impl<'a> QuerySums<'a> {
             let shape = Shape::of_rows(PAD, block.width, dim);
             let k = self.k.from(block.key);
             G::accumulate(&mut self.part, Operand::rows(ds, TILE), k, shape);
+            let (a, q) = (Operand::transposed(ds, TILE), self.q[head].from(block.row));
+            let shape = Shape::of_rows(block.width, PAD, dim);
+            G::accumulate(&mut dk[(block.key - key) * dim..], a, q, shape);
             let up = pow2(self.exponent(head, block.row / PAD));
             let dq = &mut self.dq[head].data[block.row * dim..][..PAD * dim];
             for (dq, part) in dq.iter_mut().zip(&self.part) {

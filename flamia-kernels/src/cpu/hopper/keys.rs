@@ -7,7 +7,7 @@ use flamia_format::exponent::pow2;
 use flamia_sched::{Mask, TILE};
 
 use super::accumulator::HopperMma;
-use super::fused::QuerySums;
+use super::fused::FusedGradients;
 use super::recompute::recompute;
 use super::reference::Reference;
 use super::{Hopper, KeysValues, QueryOperands};
@@ -64,8 +64,8 @@ impl KeyHead<'_> {
         let mut counts = StatsSnapshot::default();
         let mut p = vec![0.0; QUERIES * TILE];
         let mut ds = vec![0.0; QUERIES * TILE];
-        let mut dq = (self.scheme.backward == BackwardForm::OneKernel)
-            .then(|| QuerySums::new(self.scheme, self.kv, self.heads));
+        let mut fused = (self.scheme.backward == BackwardForm::OneKernel)
+            .then(|| FusedGradients::new(self.scheme, self.kv, self.heads));
 
         let tiles = dk
             .data
@@ -98,20 +98,26 @@ impl KeyHead<'_> {
                             recompute::<G>(p, ds, block, self.kv, head, self.scale);
                         }
                     }
-                    if let Some(dq) = &mut dq {
-                        dq.add::<Bf16>(number, &ds, &blocks);
-                    }
                     counts.saturated += dv.add::<G>(&mut p, &blocks, head);
-                    counts += dk.add::<G>(&mut ds, &blocks, head, self.scheme.hysteresis);
+                    match &mut fused {
+                        Some(fused) => {
+                            fused.add::<Bf16>(number, &ds, &blocks, keys.start, dk.dk);
+                        }
+                        None => {
+                            counts += dk.add::<G>(&mut ds, &blocks, head, self.scheme.hysteresis);
+                        }
+                    }
                 }
             }
-            dk.finish();
+            if fused.is_none() {
+                dk.finish();
+            }
             dv.finish();
         }
         KeyGradients {
             dk,
             dv,
-            dq: dq.map(QuerySums::finish),
+            dq: fused.map(FusedGradients::finish),
             counts,
         }
     }

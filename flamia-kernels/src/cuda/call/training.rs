@@ -32,11 +32,12 @@ pub enum SavedImages {
 }
 
 impl SavedImages {
-    /// Those of Q, K and V.
-    const fn forms(self) -> [Forms; 3] {
-        match self {
-            SavedImages::One => [Forms::Row, Forms::Row, Forms::Transposed],
-            SavedImages::Both => [Forms::Both; 3],
+    /// Those of Q, K and V. One kernel reads no transposed image of Q and K.
+    const fn forms(self, form: BackwardForm) -> [Forms; 3] {
+        match (self, form) {
+            (SavedImages::One, _) => [Forms::Row, Forms::Row, Forms::Transposed],
+            (SavedImages::Both, BackwardForm::TwoKernel) => [Forms::Both; 3],
+            (SavedImages::Both, BackwardForm::OneKernel) => [Forms::Row, Forms::Row, Forms::Both],
         }
     }
 }
@@ -44,8 +45,8 @@ impl SavedImages {
 /// Training calls of one shape with the same options.
 pub struct TrainingPlan {
     forward: ForwardPlan,
-    /// For the images of Q, K and V that were not saved.
-    retilers: Option<[Retiler; 3]>,
+    /// For the images of Q, K and V that the backward pass reads and that were not saved.
+    retilers: [Option<Retiler>; 3],
     d_o: Operand,
     form: FormKernels,
     key_sections: HeadSections,
@@ -104,20 +105,23 @@ impl Kernels {
         images: SavedImages,
         tuning: Tuning,
     ) -> Result<TrainingPlan, CallError> {
-        let forward = self.forward_plan(shape, options, images.forms(), tuning)?;
+        let forward = self.forward_plan(shape, options, images.forms(options.backward), tuning)?;
         options.validate_training(shape.head_dim)?;
         let head_dim = HeadDim::try_from(shape.head_dim)?;
         let (form, shared_images) = self.form(&shape, options, tuning)?;
         let l2_bytes = self.gpu().l2_bytes();
         let by_rule = sections::of_keys(&shape, shared_images, options.mask, l2_bytes);
         Ok(TrainingPlan {
-            retilers: match images {
-                SavedImages::One => Some([
-                    self.retiler(head_dim, Image::Transposed)?,
-                    self.retiler(head_dim, Image::Transposed)?,
-                    self.retiler(head_dim, Image::Row)?,
-                ]),
-                SavedImages::Both => None,
+            retilers: match (images, options.backward) {
+                (SavedImages::One, BackwardForm::TwoKernel) => [
+                    Some(self.retiler(head_dim, Image::Transposed)?),
+                    Some(self.retiler(head_dim, Image::Transposed)?),
+                    Some(self.retiler(head_dim, Image::Row)?),
+                ],
+                (SavedImages::One, BackwardForm::OneKernel) => {
+                    [None, None, Some(self.retiler(head_dim, Image::Row)?)]
+                }
+                (SavedImages::Both, _) => [None, None, None],
             },
             d_o: self.operand(&shape, shape.heads, false, Forms::BothWithRowSums, true)?,
             form,
@@ -135,7 +139,7 @@ impl Kernels {
         options: &Options,
         tuning: Tuning,
     ) -> Result<(FormKernels, usize), CallError> {
-        // Both of Q and of dO.
+        // Both of Q and of dO; with one kernel two of them are values, of two bytes.
         const QUERY_IMAGES: usize = 4;
         // Both of K, and one of V.
         const KEY_IMAGES: usize = 3;
@@ -163,7 +167,7 @@ impl Kernels {
                 kernels: kernels.starting_early(tuning.starts_early),
                 sums: config.scratch(tokens, documents, heads, kv_heads)?.bytes(),
             };
-            return Ok((form, QUERY_IMAGES + sums.bytes() as usize));
+            return Ok((form, QUERY_IMAGES + 1 + sums.bytes() as usize));
         }
         let queries = BackwardQueriesConfig {
             head_dim,
@@ -206,10 +210,10 @@ impl TrainingPlan {
 
     /// Bytes of the images that were not saved.
     fn images_bytes(&self) -> usize {
-        match self.retilers {
-            Some(_) => self.operands().map(Operand::image_bytes).iter().sum(),
-            None => 0,
-        }
+        let made = self.retilers.iter().zip(self.operands());
+        made.filter(|(retiler, _)| retiler.is_some())
+            .map(|(_, operand)| operand.image_bytes())
+            .sum()
     }
 
     fn operands(&self) -> [&Operand; 3] {
@@ -297,12 +301,10 @@ impl TrainingPlan {
         mut codes: Codes,
         scratch: Scratch,
     ) -> Result<Codes, CallError> {
-        let Some(retilers) = &self.retilers else {
-            return Ok(codes);
-        };
         let mut free = scratch;
         let parts = [&mut codes.q, &mut codes.k, &mut codes.v];
-        for ((retiler, operand), part) in retilers.iter().zip(self.operands()).zip(parts) {
+        for ((retiler, operand), part) in self.retilers.iter().zip(self.operands()).zip(parts) {
+            let Some(retiler) = retiler else { continue };
             let padded = operand.layout.padded();
             let (here, rest) = free.split(padded.image_bytes());
             free = rest;
