@@ -170,22 +170,25 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         bool is_first = true, more;
 
         barrier_wait(shared.full[tiles.stage()], tiles.parity());
+        TileStart start = prepare_tile(dv_reference, slot);
         start_scores(s, slot);
         wgmma_wait();
-        start_tile(s, dv, dv_reference, slot);
+        start_tile(s, dv, start, slot);
         do {
             // Here P of the tile is there, dQ of the one before it, and the tensor core has nothing to do for
             // this warpgroup: ptxas serialises what is under way from one round to the next.
             const u32 stage = tiles.stage();
             const QueryTable& table = shared.queries[stage];
-            if (!is_first) send(dq, dq_factor);
-            is_first = false;
+            // Tables are read before the tensor core is given more to do, beside which shared memory is slow to answer.
+            const GradientStart gradients(table, shared.v_scale[slot][warp_key() / BLOCK]);
+            const u32 flags = table.flags;
+            if (!is_first) stage_query_gradients(dq, dq_factor);
+            dq_factor = pow2(dq_exponent(table.do_fold[warp() / 2], shared.key_exponent[slot]));
             start_score_gradients(dp, slot);
 
             TileCodes p_codes;
 #pragma unroll
             for (u32 g = 0; g < BLOCKS; g++) group_codes(s, g, p_codes[g]);
-            const u32 flags = table.flags;
             const bool is_clear = flags & clear_for(group);
             u32 v_steps = ALL_BLOCKS, q_steps = ALL_BLOCKS;
             if (!is_clear) {
@@ -197,12 +200,10 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             add_product(dv, p_codes, transposed_tile(shared.tiles.d_o_transposed[0], stage), zero, v_steps);
             wgmma_wait<1>();
             pin(dp);
-            score_gradients(dp, s, table, shared.v_scale[slot][warp_key() / BLOCK]);
+            score_gradients(dp, s, gradients);
             if (!is_clear) mask_gradients(dp, table, slot);
-            float exponents[BLOCKS];
-            dv_reference.exponents(table, exponents);
-            offer(dp, exponents, table, slot);
-            dq_factor = pow2(dq_exponent(table.do_fold[warp() / 2], shared.key_exponent[slot]));
+            offer(dp, start.exponents, table, slot, is_first);
+            is_first = false;
 
             const auto finish = [&] {
                 wgmma_wait();
@@ -218,10 +219,11 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             };
             tiles.advance();
             more = !(flags & LAST_TILE);
-            // dK and dQ are computed beside the next probabilities. Written twice, since ptxas serialises what is issued under a condition and waited
-            // for outside of it.
+            // dK and dQ are computed beside the next probabilities. Written twice, since ptxas serialises what is
+            // issued under a condition and waited for outside of it.
             if (more) {
                 barrier_wait(shared.full[tiles.stage()], tiles.parity());
+                start = prepare_tile(dv_reference, slot);
                 start_scores(s, slot);
                 settle();
                 add_keys(dk, stage, q_steps);
@@ -229,7 +231,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 wgmma_wait<2>();
                 pin(dv);
                 pin(p_codes);
-                start_tile(s, dv, dv_reference, slot);
+                start_tile(s, dv, start, slot);
                 finish();
             } else {
                 settle();
@@ -241,7 +243,10 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 finish();
             }
         } while (more);
-        send(dq, dq_factor);
+        stage_query_gradients(dq, dq_factor);
+        async_fence();
+        __syncwarp();
+        if (lane() == 0) barrier_arrive(shared.dq_full[group]);
         const float one[2] = {1, 1};
         store(dk, one, dv, dv_reference, slot);
     }
@@ -294,8 +299,10 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
 
     // ---- dS in BF16
 
-    // Writes dS, given times 2^exponents, for both warpgroups to read, and tells where dQ of the tile goes.
-    __device__ void offer(const Tile& ds, const float (&exponents)[BLOCKS], const QueryTable& table, u32 slot) const {
+    // Writes dS, given times 2^exponents, for both warpgroups to read, and tells where dQ of the tile goes. Sends
+    // off what was staged of the tile before, if any: one fence for both.
+    __device__ void offer(const Tile& ds, const float (&exponents)[BLOCKS], const QueryTable& table, u32 slot,
+                          bool is_first) const {
         // Rows of the accumulator are keys: stmatrix transposes 8 x 8 of them. Lane i gives the address of a query's
         // 8 keys in matrix i / 8; those are of the warp's lower and upper keys in turn.
         u8* row = shared.ds[group] + (lane() % 8 + lane() / 16 * 8) * DS_ROW_BYTES;
@@ -319,7 +326,10 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         aim(p.dq + (block * DQ_PARTS + group) * DQ_PART_BYTES, min(int(BLOCKS), (work.item.len - table.query + BLOCK - 1) / BLOCK));
         async_fence();
         __syncwarp();
-        if (lane() == 0) barrier_arrive(shared.ds_full);
+        if (lane() == 0) {
+            barrier_arrive(shared.ds_full);
+            if (!is_first) barrier_arrive(shared.dq_full[group]);
+        }
     }
 
     // Waits until both warpgroups have written dS.
@@ -363,9 +373,8 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         if (threadIdx.x % 128 == 0) shared.dq_targets[exchanges.step][group] = {to, blocks};
     }
 
-    // Hands dQ over to the warp that adds it up.
-    __device__ void send(const float (&dq)[DQ_WORDS], float factor) const {
-        // One part has been sent for each exchange that was settled before this one.
+    // Puts dQ where the warp that adds it up takes it from.
+    __device__ void stage_query_gradients(const float (&dq)[DQ_WORDS], float factor) const {
         barrier_wait(shared.dq_empty[group], exchanges.parity());
         u8* to = shared.dq[group] + warp() / 2 * DQ_PART_BYTES + threadIdx.x % 64 * 16;
 #pragma unroll
@@ -377,9 +386,6 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                                          : __float_as_uint(dq[i + j] * factor);
             *reinterpret_cast<uint4*>(to + i / DQ_CHUNK * CHUNK_STRIDE) = make_uint4(words[0], words[1], words[2], words[3]);
         }
-        async_fence();
-        __syncwarp();
-        if (lane() == 0) barrier_arrive(shared.dq_full[group]);
     }
 };
 

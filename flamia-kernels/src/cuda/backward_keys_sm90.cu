@@ -137,8 +137,9 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         if (more) {
             start_scores(s, slot);
             start_score_gradients(dp, slot);
+            const TileStart start = prepare_tile(dv_reference, slot);
             wgmma_wait<1>();
-            start_tile(s, dv, dv_reference, slot);
+            start_tile(s, dv, start, slot);
             wgmma_wait();
         }
         while (more) {
@@ -154,12 +155,13 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 q_steps = steps(table.q_scale, mask);
             }
 
+            const GradientStart gradients(table, shared.v_scale[slot][warp_key() / BLOCK]);
             TileCodes p_codes, ds_codes;
 #pragma unroll
             for (u32 g = 0; g < BLOCKS; g++) group_codes(s, g, p_codes[g]);
             const u64 zero = transposed_tile(shared.zeros, 0);
             add_product(dv, p_codes, transposed_tile(shared.tiles.d_o_transposed[0], stage), zero, v_steps);
-            score_gradients(dp, s, table, shared.v_scale[slot][warp_key() / BLOCK]);
+            score_gradients(dp, s, gradients);
             if (!is_clear) mask_of(table, slot).apply(dp);
             float exponents[BLOCKS];
             dv_reference.exponents(table, exponents);
@@ -192,8 +194,9 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 start_scores(s, slot);
                 add_keys();
                 start_score_gradients(dp, slot);
+                const TileStart start = prepare_tile(dv_reference, slot);
                 wgmma_wait<2>();
-                start_tile(s, dv, dv_reference, slot);
+                start_tile(s, dv, start, slot);
                 finish();
             } else {
                 add_keys();

@@ -316,21 +316,41 @@ struct KeyConsumer : KeyGroup {
         start_product(dp, row_tile(shared.v[0], WARPGROUPS * slot + group), row_tile(shared.tiles.d_o[0], tiles.stage()));
     }
 
-    // From S of a tile to its probabilities, times the powers of two that dV's reference leaves them.
-    __device__ void start_tile(Tile& s, float (&dv)[WORDS], ValueReference& dv_reference, u32 slot) const {
-        pin(s);
+    // What a tile's probabilities take beside S, for reading while S is still computed: shared memory is slow
+    // to answer beside the tensor core.
+    struct TileStart {
+        float multiplier[BLOCKS];
+        float exponents[BLOCKS];                    // the powers of two that dV's reference leaves to P
+        float2 addends[BLOCKS][GROUP_COLUMNS / 2];  // with those
+        float rescale;                              // of dV
+        bool is_clear;
+    };
+
+    __device__ TileStart prepare_tile(ValueReference& dv_reference, u32 slot) const {
         const QueryTable& table = shared.queries[tiles.stage()];
-        const bool is_clear = table.flags & clear_for(group);
+        TileStart start;
+        score_scales(table, p.scale, shared.k_scale[slot][warp_key() / BLOCK], start.multiplier);
+        start.is_clear = table.flags & clear_for(group);
         u32 blocks = ALL_BLOCKS;
-        if (!is_clear) {
+        if (!start.is_clear) {
             const KeyMask mask = mask_of(table, slot);
             blocks = mask.blocks_that_see(mask.block);
         }
-        dv_reference.update(table, blocks, dv);
-        float exponents[BLOCKS];
-        dv_reference.exponents(table, exponents);
-        probabilities(s, table, p.scale, shared.k_scale[slot][warp_key() / BLOCK], exponents);
-        if (!is_clear) mask_of(table, slot).apply(s);
+        start.rescale = dv_reference.update(table, blocks);
+        dv_reference.exponents(table, start.exponents);
+        probability_addends(table, start.exponents, start.addends);
+        return start;
+    }
+
+    // From S of a tile to its probabilities, once dV is at rest.
+    __device__ void start_tile(Tile& s, float (&dv)[WORDS], const TileStart& start, u32 slot) const {
+        pin(s);
+        if (start.rescale != 1) {
+#pragma unroll
+            for (u32 i = 0; i < WORDS; i++) dv[i] *= start.rescale;
+        }
+        probabilities(s, start.multiplier, start.addends);
+        if (!start.is_clear) mask_of(shared.queries[tiles.stage()], slot).apply(s);
     }
 
     // The keys' rows of both gradients, of the document alone. dK is multiplied with `dk_up` first.

@@ -34,40 +34,70 @@ __device__ inline float2 column_pair(const float (&table)[QUERIES], u32 g, u32 j
     return *reinterpret_cast<const float2*>(&table[32 * g + 4 * j + 2 * (threadIdx.x % 4)]);
 }
 
-// S becomes 2^exponents P, the scores being the forward's to the bit. `scale` is the softmax scale times
-// log2(e).
-__device__ inline void probabilities(Tile& s, const QueryTable& table, float scale, float k_scale,
-                                     const float (&exponents)[BLOCKS]) {
+// S becomes P, times the powers of two that are in the addends. With the scales of a tile in `multiplier`, the
+// scores are the forward's to the bit.
+__device__ inline void probabilities(Tile& s, const float (&multiplier)[BLOCKS],
+                                     const float2 (&addends)[BLOCKS][GROUP_COLUMNS / 2]) {
 #pragma unroll
     for (u32 g = 0; g < BLOCKS; g++) {
-        const float multiplier = fmaxf(scale * table.q_scale[g] * k_scale, SMALLEST_NORMAL);
 #pragma unroll
         for (u32 j = 0; j < GROUP_COLUMNS; j += 2) {
-            const float2 lse2 = column_pair(table.lse2, g, j);
-            const float addend[2] = {exponents[g] - lse2.x, exponents[g] - lse2.y};
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 float &a = entry(s, g, half, j), &b = entry(s, g, half, j + 1);
-                a = exp2_approximate(fmaf(a, multiplier, addend[0]));
-                b = exp2_approximate(fmaf(b, multiplier, addend[1]));
+                a = exp2_approximate(fmaf(a, multiplier[g], addends[g][j / 2].x));
+                b = exp2_approximate(fmaf(b, multiplier[g], addends[g][j / 2].y));
             }
         }
     }
 }
 
-// dP becomes dS = P (dP - D), or as many times that as `p` is of P.
-__device__ inline void score_gradients(Tile& dp, const Tile& p, const QueryTable& table, float v_scale) {
+// 2^exponent P = 2^(score + addend).
+__device__ inline void probability_addends(const QueryTable& table, const float (&exponents)[BLOCKS],
+                                           float2 (&addends)[BLOCKS][GROUP_COLUMNS / 2]) {
 #pragma unroll
-    for (u32 g = 0; g < BLOCKS; g++) {
-        const float scale = table.do_scale[g] * v_scale;
+    for (u32 g = 0; g < BLOCKS; g++)
 #pragma unroll
         for (u32 j = 0; j < GROUP_COLUMNS; j += 2) {
-            const float2 d = column_pair(table.row_sums, g, j);
+            const float2 lse2 = column_pair(table.lse2, g, j);
+            addends[g][j / 2] = {exponents[g] - lse2.x, exponents[g] - lse2.y};
+        }
+}
+
+// What scores of a tile are multiplied with. `scale` is the softmax scale times log2(e).
+__device__ inline void score_scales(const QueryTable& table, float scale, float k_scale, float (&multiplier)[BLOCKS]) {
+#pragma unroll
+    for (u32 g = 0; g < BLOCKS; g++) multiplier[g] = fmaxf(scale * table.q_scale[g] * k_scale, SMALLEST_NORMAL);
+}
+
+// What turns dP of a tile into dS, for reading while the tensor core is not yet given more to do: shared memory
+// is slow to answer beside it.
+struct GradientStart {
+    float scale[BLOCKS];                          // of dP
+    float2 row_sums[BLOCKS][GROUP_COLUMNS / 2];  // D of this thread's columns
+
+    __device__ GradientStart(const QueryTable& table, float v_scale) {
+#pragma unroll
+        for (u32 g = 0; g < BLOCKS; g++) {
+            scale[g] = table.do_scale[g] * v_scale;
+#pragma unroll
+            for (u32 j = 0; j < GROUP_COLUMNS; j += 2) row_sums[g][j / 2] = column_pair(table.row_sums, g, j);
+        }
+    }
+};
+
+// dP becomes dS = P (dP - D), or as many times that as `p` is of P.
+__device__ inline void score_gradients(Tile& dp, const Tile& p, const GradientStart& start) {
+#pragma unroll
+    for (u32 g = 0; g < BLOCKS; g++) {
+#pragma unroll
+        for (u32 j = 0; j < GROUP_COLUMNS; j += 2) {
+            const float2 d = start.row_sums[g][j / 2];
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 float &a = entry(dp, g, half, j), &b = entry(dp, g, half, j + 1);
-                a = entry(p, g, half, j) * fmaf(a, scale, -d.x);
-                b = entry(p, g, half, j + 1) * fmaf(b, scale, -d.y);
+                a = entry(p, g, half, j) * fmaf(a, start.scale[g], -d.x);
+                b = entry(p, g, half, j + 1) * fmaf(b, start.scale[g], -d.y);
             }
         }
     }
@@ -122,20 +152,16 @@ struct ValueReference {
 
     float reference = MIN_EXPONENT;
 
-    // Takes query blocks into account, given as bits, and what has been accumulated along. Blocks of
-    // zeros or with a NaN have the smallest exponent, and change nothing.
-    template <u32 COUNT>
-    __device__ void update(const QueryTable& table, u32 blocks, float (&dv)[COUNT]) {
+    // Takes query blocks into account, given as bits. The factor for what has been accumulated, exact; 1 if
+    // the reference stays. Blocks of zeros or with a NaN have the smallest exponent, and change nothing.
+    __device__ float update(const QueryTable& table, u32 blocks) {
         float largest = reference;
 #pragma unroll
         for (u32 g = 0; g < BLOCKS; g++)
             if (blocks >> g & 1) largest = fmaxf(largest, table.do_fold[g]);
-        if (largest > reference) {
-            const float rescale = exp2_approximate(reference - largest);
-#pragma unroll
-            for (u32 i = 0; i < COUNT; i++) dv[i] *= rescale;
-            reference = largest;
-        }
+        const float rescale = exp2_approximate(reference - largest);
+        reference = largest;
+        return rescale;
     }
 
     // The powers of two on P of each query block. Under the smallest code they say nothing of dV any more,
