@@ -179,8 +179,8 @@ impl BackwardQueriesConfig {
     }
 
     const fn shared_bytes(&self) -> u32 {
-        // Rows of codes: Q and dO; K, its transposed image and V.
-        let rows = QUERY_SLOTS * 2 * ROWS + STAGES * 3 * ROWS;
+        // Rows of codes: Q and dO; K, its transposed image and V; a block of zeros.
+        let rows = QUERY_SLOTS * 2 * ROWS + STAGES * 3 * ROWS + 32;
         rows * self.head_dim.get() as u32 + OTHER_SHARED_BYTES
     }
 }

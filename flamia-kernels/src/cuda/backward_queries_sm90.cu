@@ -114,6 +114,7 @@ struct SharedMemory {
     u8 k[STAGES][TILE_BYTES];
     u8 k_transposed[STAGES][TILE_BYTES];
     u8 v[STAGES][TILE_BYTES];
+    u8 zeros[BLOCK_BYTES];  // a transposed block
     float lse2[QUERY_SLOTS][ITEM_ROWS];
     float row_sums[QUERY_SLOTS][ITEM_ROWS];
     float q_scale[QUERY_SLOTS][ITEM_ROWS / BLOCK];
@@ -345,10 +346,8 @@ struct Consumer {
         const u32 stage = tiles.stage();
         u32 codes[GROUPS][4];
         gradient<MASKED>(s, dp, rows, dq, codes, slot, stage, tile);
-        if (MASKED)
-            add_keys_masked(dq, codes, rows, stage, shared.work[slot], tile);
-        else
-            add_keys(dq, codes, stage);
+        const u32 blocks = MASKED ? blocks_to_add(rows, stage, shared.work[slot], tile) : 0;
+        add_keys<MASKED>(dq, codes, stage, blocks);
         tiles.advance();
         if (!LAST) {
             barrier_wait(shared.full[tiles.stage()], tiles.parity());
@@ -371,10 +370,7 @@ struct Consumer {
 
     // The warps of the warpgroup.
     __device__ void meet() const {
-        if (group == 0)
-            named_barrier<128>(1);
-        else
-            named_barrier<128>(2);
+        named_barrier<128>(1 + group);
     }
 
     // A tile that the others see.
@@ -491,48 +487,39 @@ struct Consumer {
         }
     }
 
-    // dQ += dS K.
-    __device__ void add_keys(float (&dq)[WORDS], u32 (&codes)[GROUPS][4], u32 stage) const {
+    // Has the tensor core add dS K to dQ, of the blocks of K whose bit is set, and otherwise of zeros: ptxas
+    // serialises products that are issued under a condition.
+    template <bool MASKED>
+    __device__ void add_keys(float (&dq)[WORDS], u32 (&codes)[GROUPS][4], u32 stage, u32 blocks) const {
+        const u64 k = operand_descriptor(shared.k_transposed[stage], Swizzle::B32);
+        const u64 zeros = operand_descriptor(shared.zeros, Swizzle::B32);
         pin(dq);
         pin(codes);
         wgmma_fence();
 #pragma unroll
-        for (u32 g = 0; g < GROUPS; g++) wgmma_registers(dq, codes[g], k_block(stage, g), 1);
+        for (u32 g = 0; g < GROUPS; g++)
+            wgmma_registers(dq, codes[g], !MASKED || blocks >> g & 1 ? advance(k, g * BLOCK_BYTES) : zeros, 1);
         wgmma_commit();
     }
 
-    __device__ u64 k_block(u32 stage, u32 block) const {
-        return operand_descriptor(shared.k_transposed[stage] + block * BLOCK_BYTES, Swizzle::B32);
-    }
-
-    // The same block by block, of those that the warpgroup sees. Its halves of 32 rows may see different
-    // ones, although both multiply together: a poisoned block is not multiplied with, since 0 times NaN is
-    // NaN, and poisons the halves that see it.
-    __device__ void add_keys_masked(float (&dq)[WORDS], u32 (&codes)[GROUPS][4], Rows& rows, u32 stage,
-                                    const Work& work, int tile) const {
+    // The blocks of a tile to multiply with where some keys are not seen: those that the warpgroup sees some
+    // of. Its halves of 32 rows may see different ones, although both multiply together: a poisoned block is
+    // left out, since 0 times NaN is NaN, and poisons the rows of the halves that see it.
+    __device__ u32 blocks_to_add(Rows& rows, u32 stage, const Work& work, int tile) const {
         const Range rows_here = group_rows(work.rows, group);
         const Range seen = covering(keys_seen(rows_here, work.len, p.window), BLOCK);
         const int begin = rows_here.begin + (warp() < 2 ? 0 : BLOCK);
         const Range rows_of_half = {begin, min(begin + BLOCK, rows_here.end)};
         const Range seen_by_half = covering(keys_seen(rows_of_half, work.len, p.window), BLOCK);
-        pin(dq);
-        pin(codes);
+        u32 blocks = 0;
 #pragma unroll
         for (u32 g = 0; g < GROUPS; g++) {
             const int block = tile * int(GROUPS) + int(g);
-            const float k_scale = shared.k_scale[stage][g];
-            const bool is_poisoned = __any_sync(FULL_WARP, k_scale != k_scale);
-            if (is_poisoned && seen_by_half.contains(block))
-                rows.row_sum[0] = rows.row_sum[1] = NOT_A_NUMBER;
-            if (!is_poisoned && seen.contains(block)) {
-                wgmma_fence();
-                wgmma_registers(dq, codes[g], k_block(stage, g), 1);
-                wgmma_commit();
-                wgmma_wait();
-                pin(dq);
-                pin(codes);
-            }
+            const bool is_poisoned = isnan(shared.k_scale[stage][g]);
+            if (is_poisoned && seen_by_half.contains(block)) rows.row_sum[0] = rows.row_sum[1] = NOT_A_NUMBER;
+            blocks |= u32(!is_poisoned && seen.contains(block)) << g;
         }
+        return blocks;
     }
 
     // Rows of the document in BF16.
@@ -566,6 +553,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_quer
     // The same for a warp, which the compiler cannot know of threadIdx.x.
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
 
+    if (threadIdx.x < BLOCK_BYTES / 16) {
+        reinterpret_cast<uint4*>(shared.zeros)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+        async_fence();
+    }
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < QUERY_SLOTS; i++) {
             barrier_init(shared.queries_full[i], LOAD_ARRIVALS);
