@@ -14,10 +14,15 @@ use crate::options::DqAccumulator;
 /// |D| <= 2 ‖dO_i‖ max‖V‖, and whatever of P and dS is rounded here, `roundings` times. The P of a row
 /// sum to 1. That makes 3 · 2^roundings ‖dO_i‖ max‖V‖ max|K|; a factor of 4 instead of 3 leaves room
 /// for the arithmetic's own rounding.
+///
+/// An O that is divided by the sum of the rounded P (`normalises_rounded`) is a mean of V's rows, but where
+/// V's scales are folded into P: there it is a mean of codes times a mean of scales, and half their largest
+/// product takes the place of max‖V‖ if it is more.
 #[inline(always)]
 pub(super) fn prescales(
     accumulator: DqAccumulator,
     roundings: i32,
+    normalises_rounded: bool,
     d_o: &Prepared<f32>,
     v: &Prepared<f32>,
     k: &Prepared<f32>,
@@ -31,12 +36,20 @@ pub(super) fn prescales(
     let norms: Vec<f64> = (0..len).map(|row| largest(d_o, row)[0]).collect();
     // The largest ‖V‖ and |K| up to each key. What a NaN poisons is NaN anyway, and what it does not
     // must not notice: f64::max leaves it out.
-    let mut running = [0.0f64; 2];
+    let mut running = [0.0f64; 4];
     let bounds: Vec<f64> = (0..len)
         .map(|key| {
             let [[norm, _], [_, magnitude]] = [largest(v, key), largest(k, key)];
-            running = [running[0].max(norm), running[1].max(magnitude)];
-            running[0] * running[1]
+            let [codes, scale] = if normalises_rounded {
+                codes_and_scale(v, key)
+            } else {
+                [0.0; 2]
+            };
+            for (largest, x) in running.iter_mut().zip([norm, magnitude, codes, scale]) {
+                *largest = largest.max(x);
+            }
+            let [norm, magnitude, codes, scale] = running;
+            norm.max(codes * scale / 2.0) * magnitude
         })
         .collect();
     match accumulator {
@@ -64,6 +77,15 @@ fn largest(operand: &Prepared<f32>, row: usize) -> [f64; 2] {
         .fold([0.0, 0.0], |max, [norm, magnitude]| {
             [norm.max(max[0]), magnitude.max(max[1])]
         })
+}
+
+/// The norm of a row's codes in P·V, and the scale that is folded into P.
+#[inline(always)]
+fn codes_and_scale(v: &Prepared<f32>, row: usize) -> [f64; 2] {
+    let (codes, fold) = v.over_tokens(false);
+    let squares = codes.row(row).iter().map(|x| f64::from(*x).powi(2));
+    let scale = fold.map_or(1.0, |fold| fold.factors[row].into());
+    [squares.sum::<f64>().sqrt(), scale]
 }
 
 /// The largest power of two that brings 4 · 2^roundings · `bound` under 2^15; 1 without a bound.
