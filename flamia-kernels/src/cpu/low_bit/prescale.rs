@@ -112,3 +112,51 @@ pub(super) fn add(accumulator: DqAccumulator, dq: &mut [f32], partial: &[f32], p
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::operands::{Contracted, Fold, Rows};
+
+    /// Token 0 has codes in all features and a small scale, token 1 one code and a large scale: their
+    /// codes' mean times their scales' mean can be longer than either.
+    #[test]
+    fn a_mean_of_codes_times_a_mean_of_scales_is_bounded() {
+        const DIM: usize = 64;
+        let rows = |values: [[f32; DIM]; 2]| {
+            let mut rows = Rows::zeros(2, DIM);
+            rows.unpadded_mut().copy_from_slice(values.as_flattened());
+            rows
+        };
+        let ones = Prepared::uniform(rows([[1.0; DIM]; 2]));
+        let mut single = [0.0; DIM];
+        single[0] = 256.0;
+        let factors = [0.25, 1.0];
+        let v = Prepared {
+            over_tokens: Some(Contracted {
+                rows: rows([[256.0; DIM], single]),
+                fold: Some(Fold {
+                    factors: factors.to_vec(),
+                    exponents: factors.map(f32::log2).to_vec(),
+                }),
+            }),
+            ..Prepared::uniform(rows([[64.0; DIM], single]))
+        };
+        let of = |normalises_rounded, row: usize| {
+            let causal = DqAccumulator::Fp16Causal;
+            prescales(
+                causal,
+                1,
+                normalises_rounded,
+                &ones,
+                &v,
+                &ones,
+                Mask::Causal,
+            )[row]
+        };
+        // ‖V‖ is 512 and 256, ‖dO‖ 8, |K| 1: 8 · 8 · 512 is 2^15 already. Codes reach 2048, and half of
+        // that times a scale of 1 is 1024.
+        assert_eq!([of(false, 0), of(false, 1)], [1.0, 1.0]);
+        assert_eq!([of(true, 0), of(true, 1)], [1.0, 0.5]);
+    }
+}
