@@ -32,7 +32,7 @@ pub use error::AttentionError;
 pub use flamia_sched::Mask;
 pub use options::{
     Ablation, Backend, BackwardForm, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard,
-    MmaAccumulator, OperandScales, Options, Path, Polynomial, Profile, ValueScales,
+    MmaAccumulator, Normaliser, OperandScales, Options, Path, Polynomial, Profile, ValueScales,
 };
 pub use stats::{Stats, StatsSnapshot};
 pub use view::{Element, TensorView};

@@ -95,6 +95,19 @@ pub enum BackwardForm {
     OneKernel,
 }
 
+/// The sum of probabilities that the rows of O are divided by. LSE is always that of the unrounded ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Normaliser {
+    /// `rounded` in the `hopper` profile, whose kernels have no other; `unrounded` elsewhere.
+    #[default]
+    Auto,
+    /// Of the probabilities that P·V reads, rounded to E4M3: O is a mean of V's rows, so that
+    /// D = rowsum(dO ∘ O) is off by no part of what those have in common, and rows of dS sum to 0.
+    Rounded,
+    /// Of the probabilities before they are rounded, as the paper has it.
+    Unrounded,
+}
+
 /// How the `hopper` profile's matrix products accumulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum MmaAccumulator {
@@ -317,6 +330,12 @@ named!(
     BackwardForm::TwoKernel => "two-kernel",
     BackwardForm::OneKernel => "one-kernel",
 );
+named!(
+    Normaliser,
+    Normaliser::Auto => "auto",
+    Normaliser::Rounded => "rounded",
+    Normaliser::Unrounded => "unrounded",
+);
 named!(MmaAccumulator, MmaAccumulator::Fp32 => "fp32", MmaAccumulator::Hopper => "hopper");
 named!(Hadamard, Hadamard::Auto => "auto", Hadamard::On => "on", Hadamard::Off => "off");
 named!(OperandScales, OperandScales::Block => "block", OperandScales::Token => "token");
@@ -381,6 +400,8 @@ pub struct Options {
     /// The running maximum is replaced only when a tile exceeds it by more than `tau`, in powers
     /// of two. 0 is the exact running maximum.
     pub tau: f32,
+    /// What the rows of O are divided by.
+    pub normaliser: Normaliser,
     /// Partial sums of dQ; the `hopper` profile's two-kernel form accumulates in FP32 whatever is
     /// asked here, and its one-kernel form has a power of two for each 32 queries.
     pub dq: DqAccumulator,
@@ -427,6 +448,7 @@ impl Options {
             hadamard: Hadamard::default(),
             c: 4,
             tau: 4.0,
+            normaliser: Normaliser::default(),
             dq: DqAccumulator::default(),
             backward: BackwardForm::default(),
             operand_scales: OperandScales::default(),
@@ -580,6 +602,16 @@ impl Options {
                  with `mxfp8` and `nvfp4`",
             );
         }
+        if self.normaliser == Normaliser::Rounded && !self.rounds_to_e4m3() {
+            return refuse(
+                format!("normaliser {}", self.normaliser),
+                match self.ablate {
+                    Some(ablation) if self.path != Path::Fp4 => format!("ablate {ablation}"),
+                    _ => path,
+                },
+                "it is the sum of probabilities in E4M3; `fp4` has its D from another sum already",
+            );
+        }
         if hopper
             && (self.operand_scales != OperandScales::Block
                 || self.ds_exponent != DsExponent::Square
@@ -619,6 +651,20 @@ impl Options {
             );
         }
         Ok(())
+    }
+
+    /// Whether the P of P·V is rounded to E4M3.
+    fn rounds_to_e4m3(&self) -> bool {
+        matches!(self.path, Path::Mxfp8 | Path::Nvfp4) && self.ablate != Some(Ablation::P4Forward)
+    }
+
+    /// Whether rows of O are divided by the sum of rounded probabilities.
+    pub fn normalises_rounded(&self) -> bool {
+        match self.normaliser {
+            Normaliser::Auto => self.profile == Profile::Hopper && self.rounds_to_e4m3(),
+            Normaliser::Rounded => true,
+            Normaliser::Unrounded => false,
+        }
     }
 
     /// The factor on Q·Kᵀ.

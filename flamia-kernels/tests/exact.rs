@@ -5,7 +5,9 @@ mod common;
 use std::ops::Range;
 
 use common::*;
-use flamia_kernels::{DqAccumulator, DsExponent, Mask, OperandScales, Options, Path, ValueScales};
+use flamia_kernels::{
+    DqAccumulator, DsExponent, Mask, Normaliser, OperandScales, Options, Path, ValueScales,
+};
 use flamia_sched::BLOCK;
 use half::bf16;
 use rand::{Rng, RngExt};
@@ -150,6 +152,10 @@ fn exact_options_let_no_later_position_show() {
             let mut options = Options::new(path, mask).exact();
             if path == Path::Fp4 && rng.random() {
                 options.value_scales = ValueScales::Everywhere;
+            }
+            if path != Path::Fp4 {
+                options.normaliser =
+                    [Normaliser::Rounded, Normaliser::Unrounded][rng.random_range(0..2)];
             }
             let before = compute::<bf16>(&problem, &options);
             for _ in 0..20 {

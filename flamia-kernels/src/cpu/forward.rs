@@ -87,8 +87,8 @@ impl<S: BlockScheme> Task for QueryTile<'_, S> {
                         let reference = self.scheme.reference(max);
                         softmax.rescale(reference, &mut o[i * dim..][..dim]);
                     }
-                    let (sum, clamped) = self.scheme.probabilities(p, softmax.max, &visible, fold);
-                    softmax.add(sum);
+                    let (sums, clamped) = self.scheme.probabilities(p, softmax.max, &visible, fold);
+                    softmax.add(sums);
                     output.saturated += clamped;
                 }
                 let shape = Shape::of_rows(PAD, width, dim);

@@ -5,6 +5,7 @@
 //! same on every processor, and splitting `k` over several calls changes nothing.
 
 use super::real::Real;
+use super::softmax::lane_total;
 
 /// Rows and columns are padded to this; a token block.
 pub(crate) const PAD: usize = flamia_sched::BLOCK;
@@ -70,6 +71,12 @@ impl Shape {
 pub(crate) trait Gemm {
     /// `C += A · B`, with `C` at `c[row * c_stride + col]` and `B` at `b[row * b_stride + col]`.
     fn accumulate<R: Real>(c: &mut [R], a: Operand<R>, b: &[R], shape: Shape);
+
+    /// The product of a row of A with a column of ones.
+    #[inline(always)]
+    fn row_sum<R: Real>(row: &[R]) -> R {
+        lane_total(row)
+    }
 }
 
 /// The product, with `MR` rows by `NR` columns of C held in registers.

@@ -9,7 +9,7 @@ use flamia_sched::Mask;
 use super::block::Block;
 use super::operands::{Fold, Prepared, Role, Rows};
 use super::real::Real;
-use super::softmax::{lane_total, relative};
+use super::softmax::{Sums, lane_total, relative};
 use crate::stats::StatsSnapshot;
 
 /// The rounding of one path.
@@ -61,15 +61,15 @@ pub(crate) trait BlockScheme: Scheme<Loaded = Prepared<<Self as Scheme>::Real>> 
     /// What exponentials become relative to when `max` is the largest score so far.
     fn reference(&self, max: Self::Real) -> Self::Real;
     /// Turns the base-2 scores of one row, -∞ where a key is not `visible`, into P relative to
-    /// `max` as P·V reads it. `fold` is V's, for the same keys on. Returns the sum of the unrounded
-    /// P, and how many were clamped.
+    /// `max` as P·V reads it. `fold` is V's, for the same keys on. Returns the sums of P, and
+    /// how many were clamped.
     fn probabilities(
         &self,
         scores: &mut [Self::Real],
         max: Self::Real,
         visible: &Range<usize>,
         fold: Option<(&Fold<Self::Real>, usize)>,
-    ) -> (Self::Real, u64);
+    ) -> (Sums<Self::Real>, u64);
     /// 2^x of the backward pass.
     fn exp2(&self, x: &mut [Self::Real]);
     /// Where dS is made of the forward pass's rounded P instead of the exact one: fills `p` with it
@@ -157,10 +157,10 @@ impl<R: Real> BlockScheme for Exact<R> {
         max: R,
         _: &Range<usize>,
         _: Option<(&Fold<R>, usize)>,
-    ) -> (R, u64) {
+    ) -> (Sums<R>, u64) {
         relative(scores, max, R::ZERO);
         self.exp2(scores);
-        (lane_total(scores), 0)
+        (Sums::unrounded(lane_total(scores)), 0)
     }
     #[inline(always)]
     fn reference(&self, max: R) -> R {

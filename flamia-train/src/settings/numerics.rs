@@ -28,6 +28,7 @@ impl KernelSettings {
             // What does not fit is out of range, and refused as that.
             c: i32::try_from(self.c).unwrap_or(i32::MAX),
             tau: self.tau as f32,
+            normaliser: self.normaliser.0,
             dq: self.dq.unwrap_or(auto.dq),
             operand_scales: self.operand_scales.unwrap_or(auto.operand_scales),
             ds_exponent: self.ds_exponent.unwrap_or(auto.ds_exponent),

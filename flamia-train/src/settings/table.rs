@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use flamia_kernels::{
-    Backend, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard, OperandScales, Path,
-    Profile, ValueScales,
+    Backend, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard, Normaliser,
+    OperandScales, Path, Profile, ValueScales,
 };
 use serde::{Deserialize, Serialize};
 
@@ -188,6 +188,11 @@ settings_table! {
         ///
         /// 0 is the exact running maximum.
         tau: f64 = 4.0;
+        /// The sum of attention weights that outputs are divided by: of rounded or unrounded ones.
+        ///
+        /// With rounded ones what all values have in common cancels in the gradients. auto is rounded in
+        /// profile hopper, and unrounded, as in the paper, elsewhere. For mxfp8 and nvfp4.
+        normaliser: Named<Normaliser> = Named(Normaliser::Auto);
         /// How 2^x is evaluated in both passes.
         ///
         /// mitchell-p and schraudolph are for inference only, and refused by training.

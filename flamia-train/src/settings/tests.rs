@@ -51,6 +51,7 @@ kernel.ds_exponent | --kernel-ds-exponent | FLAMIA_KERNEL_DS_EXPONENT | auto | r
 kernel.dq | --kernel-dq | FLAMIA_KERNEL_DQ | auto | fp16-causal | 'fp16-causal'
 kernel.c | --kernel-c | FLAMIA_KERNEL_C | 4 | 3 | 3
 kernel.tau | --kernel-tau | FLAMIA_KERNEL_TAU | 4.0 | 4.5 | 4.5
+kernel.normaliser | --kernel-normaliser | FLAMIA_KERNEL_NORMALISER | auto | unrounded | 'unrounded'
 kernel.exponential | --kernel-exponential | FLAMIA_KERNEL_EXPONENTIAL | exact | polynomial | 'polynomial'
 kernel.polynomial_degree | --kernel-polynomial-degree | FLAMIA_KERNEL_POLYNOMIAL_DEGREE | 3 | 5 | 5
 kernel.polynomial_eighths | --kernel-polynomial-eighths | FLAMIA_KERNEL_POLYNOMIAL_EIGHTHS | 4 | 8 | 8

@@ -44,6 +44,13 @@ impl Gemm for HopperMma {
             }
         }
     }
+
+    fn row_sum<R: Real>(row: &[R]) -> R {
+        let steps = row.chunks_exact(STEP);
+        R::from_f32(steps.fold(0.0, |acc, step| {
+            mma_step(acc, &std::array::from_fn(|i| (step[i].to_f32(), 1.0)))
+        }))
+    }
 }
 
 /// One step: `acc` plus 32 products of E4M3 values.
@@ -108,6 +115,21 @@ mod tests {
         let mut products = [(0.25, 0.125); STEP];
         products[0] = (16.0, 16.0);
         assert_eq!(step(0.0, &products), 256.0 + 31.0 / 32.0);
+    }
+
+    #[test]
+    fn row_sums_are_products_with_ones() {
+        let row: [f32; 128] = std::array::from_fn(|i| {
+            let code = (i * 37 % 16 + 16) as f32 / 16.0;
+            code * pow2((i * 29 % 16) as i32 - 8)
+        });
+        let mut product = [0.0];
+        let shape = Shape::of_rows(1, row.len(), 1);
+        HopperMma::accumulate(&mut product, Operand::rows(&row, 128), &[1.0; 128], shape);
+        let sum = HopperMma::row_sum(&row);
+        assert_eq!(sum, product[0]);
+        let exact: f32 = row.iter().sum();
+        assert!(sum < exact && sum > 0.99 * exact, "{sum} {exact}");
     }
 
     #[test]

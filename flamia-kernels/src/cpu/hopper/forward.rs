@@ -13,7 +13,7 @@ use crate::cpu::gemm::{Gemm, Operand, PAD, Shape};
 use crate::cpu::low_bit::{round_bf16, round_codes};
 use crate::cpu::real::{exp2_f32, lane_sum};
 use crate::cpu::simd::Task;
-use crate::cpu::softmax::{SoftmaxRow, fill_outside, largest};
+use crate::cpu::softmax::{SoftmaxRow, Sums, fill_outside, largest};
 use crate::options::MmaAccumulator;
 
 /// A query tile of one head and all that it reads.
@@ -44,7 +44,12 @@ impl QueryTile<'_> {
     #[inline(always)]
     fn attend<G: Gemm>(self) -> TileOutput<f32> {
         let (len, dim) = (self.q.rows.len, self.q.rows.dim);
-        let Hopper { c, tau, .. } = *self.scheme;
+        let Hopper {
+            c,
+            tau,
+            normalises_rounded,
+            ..
+        } = *self.scheme;
         let mut output = TileOutput::new(self.queries.len(), dim);
         let mut p = vec![0.0; PAD * TILE];
         let mut tile_o = vec![0.0; PAD * dim];
@@ -92,11 +97,23 @@ impl QueryTile<'_> {
                         for p in p.iter_mut() {
                             *p = exp2_f32((*p - softmax.max) + c);
                         }
-                        // The row sum takes the fold out again.
+                        // LSE's sum takes the fold out again.
                         let unfold = pow2(-self.kv.v.fold(block.key / PAD + group));
-                        softmax.add(unfold * lane_sum(p.iter().copied()));
+                        let folded = lane_sum(p.iter().copied());
+                        softmax.add(Sums {
+                            exact: unfold * folded,
+                            folded,
+                            rounded: 0.0,
+                        });
                     }
                     output.saturated += round_codes(p);
+                    if normalises_rounded {
+                        softmax.add(Sums {
+                            exact: 0.0,
+                            folded: 0.0,
+                            rounded: G::row_sum(p),
+                        });
+                    }
                 }
 
                 // A fresh accumulator per tile, promoted into FP32.

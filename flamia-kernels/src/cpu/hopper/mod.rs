@@ -45,6 +45,8 @@ const MIN_EXPONENT: i32 = -96;
 pub(crate) struct Hopper {
     pub c: f32,
     pub tau: f32,
+    /// Whether O is divided by the sum of the rounded P.
+    pub normalises_rounded: bool,
     pub hysteresis: i32,
     pub accumulator: MmaAccumulator,
     pub backward: BackwardForm,
@@ -56,6 +58,7 @@ impl Hopper {
         Self {
             c: options.c as f32,
             tau: options.tau,
+            normalises_rounded: options.normalises_rounded(),
             hysteresis: options.hysteresis,
             accumulator: options.accumulator,
             backward: options.backward,

@@ -23,6 +23,7 @@ use super::exponential::Exp2;
 use super::gemm::PAD;
 use super::operands::{Fold, Prepared, Role, Rows, rotate};
 use super::scheme::{BlockScheme, Folds, Pass, Scheme, SoftmaxGradients};
+use super::softmax::Sums;
 use crate::options::{
     Ablation, DkRounding, DqAccumulator, DsExponent, OperandScales, Options, Path, ValueScales,
 };
@@ -57,6 +58,8 @@ pub(crate) struct LowBit {
     exp_backward: Exp2,
     c: f32,
     tau: f32,
+    /// Whether O is divided by the sum of the rounded P.
+    normalises_rounded: bool,
     dq: DqAccumulator,
     ablate: Option<Ablation>,
     /// Set if scales cover whole tensors.
@@ -103,6 +106,7 @@ impl LowBit {
                 Element::E2M1 => 0.0,
             },
             tau: options.tau,
+            normalises_rounded: options.normalises_rounded(),
             dq: options.dq,
             ablate: options.ablate,
             maxima,
@@ -221,7 +225,7 @@ impl BlockScheme for LowBit {
         max: f32,
         visible: &Range<usize>,
         fold: Option<(&Fold<f32>, usize)>,
-    ) -> (f32, u64) {
+    ) -> (Sums<f32>, u64) {
         self.row_probabilities(scores, max, visible, fold)
     }
 
@@ -289,7 +293,8 @@ impl BlockScheme for LowBit {
     ) -> Vec<f32> {
         // Rounding at most doubles a magnitude: dS, and P inside it if that is the rounded one.
         let roundings = if self.rebuilds_p() { 2 } else { 1 };
-        prescale::prescales(self.dq, roundings, d_o, v, k, mask)
+        let rounded = self.normalises_rounded;
+        prescale::prescales(self.dq, roundings, rounded, d_o, v, k, mask)
     }
 
     #[inline(always)]

@@ -12,7 +12,7 @@ use crate::cpu::exponential::Exp2;
 use crate::cpu::gemm::PAD;
 use crate::cpu::operands::Fold;
 use crate::cpu::real::{Real, exp2_f32};
-use crate::cpu::softmax::{fill_outside, lane_total, largest, relative};
+use crate::cpu::softmax::{Sums, fill_outside, lane_total, largest, relative};
 use crate::options::Ablation;
 
 /// log2 of E2M1's largest magnitude.
@@ -26,17 +26,26 @@ impl LowBit {
         max: f32,
         visible: &Range<usize>,
         fold: Option<(&Fold<f32>, usize)>,
-    ) -> (f32, u64) {
+    ) -> (Sums<f32>, u64) {
         match self.p_forward {
             Element::E4M3 => {
                 relative(scores, max, self.c);
                 self.exponentiate(scores, self.exp_forward, visible);
-                let sum = lane_total(scores);
-                let clamped = match fold {
-                    None => round_codes(scores),
+                let exact = lane_total(scores);
+                let (folded, clamped) = match fold {
+                    None => (exact, round_codes(scores)),
                     Some((fold, key)) => round_folded(scores, visible, &fold.factors[key..]),
                 };
-                (sum, clamped)
+                let sums = if self.normalises_rounded {
+                    Sums {
+                        exact,
+                        folded,
+                        rounded: lane_total(scores),
+                    }
+                } else {
+                    Sums::unrounded(exact)
+                };
+                (sums, clamped)
             }
             Element::E2M1 => {
                 let mut rounded = [0.0; TILE];
@@ -45,9 +54,9 @@ impl LowBit {
                 let clamped = self.round_groups(rounded, self.exp_forward, max, visible, fold);
                 relative(scores, max, self.c);
                 self.exponentiate(scores, self.exp_forward, visible);
-                let sum = lane_total(scores);
+                let sums = Sums::unrounded(lane_total(scores));
                 scores.copy_from_slice(rounded);
-                (sum, clamped)
+                (sums, clamped)
             }
         }
     }
@@ -168,10 +177,10 @@ impl LowBit {
 }
 
 /// E4M3 of P times V's scales, relative to the largest scale among the visible keys of each 32, so
-/// that nothing is clamped and no unseen key has a say.
+/// that nothing is clamped and no unseen key has a say. Returns the sum before rounding too.
 #[inline(always)]
-fn round_folded(p: &mut [f32], visible: &Range<usize>, factors: &[f32]) -> u64 {
-    let mut clamped = 0;
+fn round_folded(p: &mut [f32], visible: &Range<usize>, factors: &[f32]) -> (f32, u64) {
+    let (mut sum, mut clamped) = (0.0, 0);
     for first in (0..p.len()).step_by(PAD) {
         let seen = seen_of_group(visible, first);
         let max = largest_factor(&factors[seen.clone()]);
@@ -180,10 +189,11 @@ fn round_folded(p: &mut [f32], visible: &Range<usize>, factors: &[f32]) -> u64 {
             *p *= factor * down;
         }
         let group = &mut p[first..first + PAD];
+        sum += lane_total(group) * up;
         clamped += round_codes(group);
         group.iter_mut().for_each(|p| *p *= up);
     }
-    clamped
+    (sum, clamped)
 }
 
 /// E4M3 of P · 2^8 times dO's scales, relative to the largest scale among the queries of the block
