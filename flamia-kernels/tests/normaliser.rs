@@ -143,6 +143,43 @@ fn a_sink_with_a_tiny_v_and_an_outlier_do_no_harm() {
     }
 }
 
+/// Half of the probability is at a sink, the rest spread over 4,096 keys, of whose probabilities many round to zero.
+/// Their weight must not go to the sink, whose V is another one.
+#[test]
+fn a_diffuse_tail_keeps_its_weight_beside_a_sink() {
+    const DIM: usize = 64;
+    const TAIL: usize = 4096;
+    let mut problem = Problem::gaussian(&[TAIL + 32], [1, 1, DIM], &mut rng(6));
+    for token in 0..TAIL + 32 {
+        let is_sink = token == 0;
+        let [q, k, v] =
+            [&mut problem.q, &mut problem.k, &mut problem.v].map(|x| &mut x[token * DIM..][..DIM]);
+        q.iter_mut()
+            .chain(k.iter_mut())
+            .for_each(|x| *x = to_bf16(*x * 0.5));
+        q[0] = 8.0;
+        // e^8 is 2,981: about half of the probability.
+        k[0] = if is_sink { 8.0 } else { 0.0 };
+        v.iter_mut()
+            .for_each(|v| *v += if is_sink { -4.0 } else { 4.0 });
+    }
+    let exact = oracle(&problem, Mask::Causal);
+    // Of the last rows, which see the whole tail.
+    let distance = |normaliser| {
+        let found = compute::<bf16>(&problem, &mxfp8(Profile::Hopper, normaliser));
+        let last = TAIL * DIM..;
+        let squares = found.o[last.clone()].iter().zip(&exact.o[last]);
+        let squares = squares.map(|(found, exact)| (found - exact).powi(2));
+        squares.sum::<f64>().sqrt()
+    };
+    let (rounded, unrounded) = (
+        distance(Normaliser::Rounded),
+        distance(Normaliser::Unrounded),
+    );
+    println!("{rounded:.4} {unrounded:.4}");
+    assert!(rounded < 0.9 * unrounded, "{rounded} {unrounded}");
+}
+
 #[test]
 fn lse_is_the_same_to_the_bit() {
     let mut problem = peaked(3.0, 1.0);

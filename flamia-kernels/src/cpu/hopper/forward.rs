@@ -53,6 +53,8 @@ impl QueryTile<'_> {
         let mut output = TileOutput::new(self.queries.len(), dim);
         let mut p = vec![0.0; PAD * TILE];
         let mut tile_o = vec![0.0; PAD * dim];
+        // What P V of each row is multiplied with, so that its weights are as heavy rounded as before.
+        let mut make_up = [1.0; PAD];
 
         for (i, o) in output.o.chunks_exact_mut(PAD * dim).enumerate() {
             let row = self.queries.start + i * PAD;
@@ -73,9 +75,10 @@ impl QueryTile<'_> {
                     width,
                 );
 
-                for (i, softmax) in softmax.iter_mut().enumerate() {
+                for (i, (softmax, make_up)) in softmax.iter_mut().zip(&mut make_up).enumerate() {
                     let p = &mut p[i * TILE..][..width];
                     let visible = block.visible(i);
+                    *make_up = 1.0;
                     if visible.is_empty() {
                         p.fill(0.0);
                         continue;
@@ -93,26 +96,25 @@ impl QueryTile<'_> {
                     if max > softmax.max + tau {
                         softmax.rescale(max.ceil(), &mut o[i * dim..][..dim]);
                     }
+                    let mut folded = 0.0;
                     for (group, p) in p.chunks_exact_mut(PAD).enumerate() {
                         for p in p.iter_mut() {
                             *p = exp2_f32((*p - softmax.max) + c);
                         }
-                        // LSE's sum takes the fold out again.
+                        let in_group = lane_sum(p.iter().copied());
+                        folded += in_group;
+                        // The row sum takes the fold out again.
                         let unfold = pow2(-self.kv.v.fold(block.key / PAD + group));
-                        let folded = lane_sum(p.iter().copied());
-                        softmax.add(Sums {
-                            exact: unfold * folded,
-                            folded,
-                            rounded: 0.0,
-                        });
+                        softmax.add(Sums::unrounded(unfold * in_group));
                     }
                     output.saturated += round_codes(p);
                     if normalises_rounded {
-                        softmax.add(Sums {
-                            exact: 0.0,
-                            folded: 0.0,
-                            rounded: G::row_sum(p),
-                        });
+                        let rounded = G::row_sum(p);
+                        *make_up = if rounded == 0.0 {
+                            1.0
+                        } else {
+                            folded / rounded
+                        };
                     }
                 }
 
@@ -121,8 +123,11 @@ impl QueryTile<'_> {
                 let v = self.kv.v.rows.from(block.key);
                 let shape = Shape::of_rows(PAD, width, dim);
                 G::accumulate(&mut tile_o, Operand::rows(&p, TILE), v, shape);
-                for (o, tile) in o.iter_mut().zip(&tile_o) {
-                    *o += *tile;
+                let rows = o.chunks_exact_mut(dim).zip(tile_o.chunks_exact(dim));
+                for ((o, tile), make_up) in rows.zip(&make_up) {
+                    for (o, tile) in o.iter_mut().zip(tile) {
+                        *o = tile.mul_add(*make_up, *o);
+                    }
                 }
             }
 

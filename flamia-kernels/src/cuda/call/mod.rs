@@ -234,6 +234,9 @@ impl Kernels {
         if options.profile != Profile::Hopper {
             return Err(unsupported(format!("profile `{}`", options.profile)));
         }
+        if !options.normalises_rounded() {
+            return Err(unsupported(format!("normaliser `{}`", options.normaliser)));
+        }
         if self.gpu.arch() != Arch::Sm90a {
             return Err(unsupported("attention".to_owned()));
         }
