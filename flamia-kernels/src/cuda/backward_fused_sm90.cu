@@ -166,7 +166,6 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         constexpr bool IN_PLACE = DQ_WORDS == QUERIES / 2;
         float apart[IN_PLACE ? 1 : DQ_WORDS];
         float (&dq)[DQ_WORDS] = reinterpret_cast<float (&)[DQ_WORDS]>(IN_PLACE ? dp[0] : apart[0]);
-        float dq_factor;  // the power of two on its sums
         bool is_first = true, more;
 
         barrier_wait(shared.full[tiles.stage()], tiles.parity());
@@ -182,8 +181,13 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             // Tables are read before the tensor core is given more to do, beside which shared memory is slow to answer.
             const GradientStart gradients(table, shared.v_scale[slot][warp_key() / BLOCK]);
             const u32 flags = table.flags;
-            if (!is_first) stage_query_gradients(dq, dq_factor);
-            dq_factor = pow2(dq_exponent(table.do_fold[warp() / 2], shared.key_exponent[slot]));
+            // What makes dS of P 2^exponents, times what sums of dQ are kept at (dq_sums.cuh). Finite, since dS of a
+            // block of zeros has to stay 0.
+            float unfold[BLOCKS];
+#pragma unroll
+            for (u32 g = 0; g < BLOCKS; g++)
+                unfold[g] = fminf(exp2_approximate(-start.exponents[g] - table.do_fold[g]), 0x1p127f);
+            if (!is_first) stage_query_gradients(dq);
             start_score_gradients(dp, slot);
 
             TileCodes p_codes;
@@ -202,9 +206,6 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             pin(dp);
             score_gradients(dp, s, gradients);
             if (!is_clear) mask_gradients(dp, table, slot);
-            offer(dp, start.exponents, table, slot, is_first);
-            is_first = false;
-
             const auto finish = [&] {
                 wgmma_wait();
                 pin(dk);
@@ -219,12 +220,13 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             };
             tiles.advance();
             more = !(flags & LAST_TILE);
-            // dK and dQ are computed beside the next probabilities. Written twice, since ptxas serialises what is
+            // The next tile's scores are computed while dS is written, dK and dQ beside the next probabilities. Written twice, since ptxas serialises what is
             // issued under a condition and waited for outside of it.
             if (more) {
                 barrier_wait(shared.full[tiles.stage()], tiles.parity());
                 start = prepare_tile(dv_reference, slot);
                 start_scores(s, slot);
+                offer(dp, unfold, table, slot, is_first);
                 settle();
                 add_keys(dk, stage, q_steps);
                 start_query_gradients(dq, slot);
@@ -234,6 +236,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 start_tile(s, dv, start, slot);
                 finish();
             } else {
+                offer(dp, unfold, table, slot, is_first);
                 settle();
                 add_keys(dk, stage, q_steps);
                 start_query_gradients(dq, slot);
@@ -242,8 +245,9 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 pin(p_codes);
                 finish();
             }
+            is_first = false;
         } while (more);
-        stage_query_gradients(dq, dq_factor);
+        stage_query_gradients(dq);
         async_fence();
         __syncwarp();
         if (lane() == 0) barrier_arrive(shared.dq_full[group]);
@@ -251,14 +255,15 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         store(dk, one, dv, dv_reference, slot);
     }
 
-    // BF16 rows of what the keys' codes stand for, of the features that this warpgroup computes dQ of. Zeros for
-    // keys that are not there, and of poisoned blocks, which poison through dS.
+    // BF16 rows of what the keys' codes stand for, times what sums of dQ are kept at, of the features that this
+    // warpgroup computes dQ of. Zeros for keys that are not there, and of poisoned blocks, which poison through dS.
     __device__ void widen_keys(u32 slot) const {
         constexpr int CHUNKS = PART_FEATURES / CHUNK;
         const int key = threadIdx.x % 128;
-        const float scale = shared.k_scale[slot][key / BLOCK];
+        const float own_scale = shared.k_scale[slot][key / BLOCK];
+        const float scale = own_scale * pow2(key_scale_exponent(shared.key_exponent[slot]));
         const Work& work = shared.work[slot];
-        const bool is_there = !isnan(scale) && work.item.first + key / BLOCK * BLOCK < work.item.len;
+        const bool is_there = !isnan(own_scale) && work.item.first + key / BLOCK * BLOCK < work.item.len;
         const u8* from = shared.k[slot] + key * HEAD_DIM;
         u8* to = shared.k_values[group] + key * KEY_VALUES_BYTES;
         // None before all products with the item before it are over.
@@ -299,9 +304,9 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
 
     // ---- dS in BF16
 
-    // Writes dS, given times 2^exponents, for both warpgroups to read, and tells where dQ of the tile goes. Sends
+    // Writes dS, which `unfold` makes of what is given, for both warpgroups to read, and tells where dQ of the tile goes. Sends
     // off what was staged of the tile before, if any: one fence for both.
-    __device__ void offer(const Tile& ds, const float (&exponents)[BLOCKS], const QueryTable& table, u32 slot,
+    __device__ void offer(const Tile& ds, const float (&unfold)[BLOCKS], const QueryTable& table, u32 slot,
                           bool is_first) const {
         // Rows of the accumulator are keys: stmatrix transposes 8 x 8 of them. Lane i gives the address of a query's
         // 8 keys in matrix i / 8; those are of the warp's lower and upper keys in turn.
@@ -312,12 +317,12 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         for (u32 step = 0; step < BLOCKS * BLOCK_STEPS; step++) {
             const u32 g = step / BLOCK_STEPS, first = step % BLOCK_STEPS * 4;
             // A BF16 value is the upper half of an FP32.
-            const u32 unfold = __byte_perm(__float_as_uint(exp2_approximate(-exponents[g])), 0, 0x3232);
+            const u32 factors = __byte_perm(__float_as_uint(unfold[g]), 0, 0x3232);
             u32 pairs[4];
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 const u32 half = i % 2, j = first + i / 2 * 2;
-                pairs[i] = multiply_bf16x2(bf16x2(entry(ds, g, half, j), entry(ds, g, half, j + 1)), unfold);
+                pairs[i] = multiply_bf16x2(bf16x2(entry(ds, g, half, j), entry(ds, g, half, j + 1)), factors);
             }
             store_matrices_transposed(row + step * STEP * DS_ROW_BYTES, pairs[0], pairs[1], pairs[2], pairs[3]);
         }
@@ -374,7 +379,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
     }
 
     // Puts dQ where the warp that adds it up takes it from.
-    __device__ void stage_query_gradients(const float (&dq)[DQ_WORDS], float factor) const {
+    __device__ void stage_query_gradients(const float (&dq)[DQ_WORDS]) const {
         barrier_wait(shared.dq_empty[group], exchanges.parity());
         u8* to = shared.dq[group] + warp() / 2 * DQ_PART_BYTES + threadIdx.x % 64 * 16;
 #pragma unroll
@@ -382,8 +387,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             u32 words[4];
 #pragma unroll
             for (u32 j = 0; j < 4; j++)
-                words[j] = DQ_BYTES == 2 ? f16x2(dq[i + 2 * j] * factor, dq[i + 2 * j + 1] * factor)
-                                         : __float_as_uint(dq[i + j] * factor);
+                words[j] = DQ_BYTES == 2 ? f16x2(dq[i + 2 * j], dq[i + 2 * j + 1]) : __float_as_uint(dq[i + j]);
             *reinterpret_cast<uint4*>(to + i / DQ_CHUNK * CHUNK_STRIDE) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }

@@ -12,7 +12,7 @@
 struct SumParameters {
     const u8 *q;            // [heads][slots] rows
     const float *q_scales;  // [heads][blocks]
-    u8 *q_values;           // [heads][VALUE_PARTS][slots] (layout.cuh)
+    u8 *q_values;           // [heads][VALUE_PARTS][slots] (layout.cuh), times the scale of dO
     u8 *sums;              // [heads][blocks][DQ_PARTS], DQ_PART_BYTES each
     float *key_exponents;  // [kv_heads][documents]
     const float *d_o_folds;  // [heads][blocks]
@@ -57,13 +57,13 @@ __device__ inline float largest_exponent(const float *folds, int count) {
     return largest;
 }
 
-// Two chunks of values from one of codes, chunk `index` of all heads' rows.
+// Two chunks of values, times the scale of dO, from one of codes: chunk `index` of all heads' rows.
 __device__ inline void widen(const SumParameters &p, i64 index) {
     constexpr int ROW_CHUNKS = HEAD_DIM / CHUNK, PART_CHUNKS = VALUE_FEATURES / CHUNK;
     const i64 row = index / ROW_CHUNKS, head = row / p.slots;
     const int slot = int(row % p.slots), chunk = row_chunk<HEAD_DIM>(slot, int(index % ROW_CHUNKS));
     const uint4 codes = reinterpret_cast<const uint4 *>(p.q)[index];
-    const float scale = p.q_scales[row / BLOCK_TOKENS];
+    const float scale = p.q_scales[row / BLOCK_TOKENS] * exp2_approximate(p.d_o_folds[row / BLOCK_TOKENS]);
     const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
     u32 pairs[8];
 #pragma unroll
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(64) finish_dq_sums(const __grid_con
 
     const int kv_head = head / (p.heads / p.kv_heads);
     const float key_exponent = p.key_exponents[i64(kv_head) * p.documents + rows.document];
-    const float factor = p.scale * pow2(-dq_exponent(p.d_o_folds[in_table], key_exponent));
+    const float factor = p.scale * exp2_approximate(p.d_o_folds[in_table]) * pow2(-key_scale_exponent(key_exponent));
     const u32 warp = threadIdx.x / 32;
     u8 *own = staging + warp * WARP_BYTES;
     const float both[2] = {factor, factor};

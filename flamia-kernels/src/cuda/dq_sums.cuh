@@ -18,17 +18,19 @@ constexpr u32 DQ_PART_BYTES = BLOCK_TOKENS * PART_FEATURES * DQ_BYTES;
 
 static_assert(DQ_BYTES == 2 || DQ_BYTES == 4, "FP16 or FP32");
 
-// The power of two on a block's sums in FP16, so that no order of additions overflows.
+// What dQ is added up times, so that no order of additions overflows FP16: a power of two for the document and
+// key/value head, which K is multiplied with, and 2^-e for each block of queries, e being dO's exponent, which dS is
+// multiplied with (and Q with 2^e, so that dK stays what it is).
 //
 // |dQ| <= sum over keys of |dS| |K| with dS = P (dP - D): |dP| is at most the largest |dO| times the largest
 // |V|, |D| twice that, since P inside O is rounded, and rounding dS at most doubles it; the P of a row sum
 // to 1. So 8 |dO| |V| max|K| is a bound with room to spare, and the norms are at most sqrt(HEAD_DIM) times the
-// largest magnitude, that is 448 = 2^8.81 times a power of two: of dO for each query block (`do_fold`),
-// of V and K for the document and head (`key_exponent`, the sum of both).
-__device__ inline int dq_exponent(float do_fold, float key_exponent) {
+// largest magnitude, that is 448 = 2^8.81 times a power of two: of dO 2^e, of V and K for the document and head
+// (`key_exponent`, the sum of both).
+__device__ inline int key_scale_exponent(float key_exponent) {
     if (DQ_BYTES == 4) return 0;
     constexpr int LOG2_HEAD_DIM = HEAD_DIM == 128 ? 7 : 6;
     constexpr int LARGEST = 15, FACTORS = 3 + LOG2_HEAD_DIM + 27;
     // The power and its inverse are normal numbers.
-    return max(-126, min(126, LARGEST - FACTORS - int(do_fold) - int(key_exponent)));
+    return max(-126, min(126, LARGEST - FACTORS - int(key_exponent)));
 }
