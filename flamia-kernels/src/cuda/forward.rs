@@ -42,7 +42,9 @@ const THREADS: u32 = 4 * 128;
 /// Slots of queries in shared memory.
 const QUERY_SLOTS: u32 = 2;
 /// Scales, work items and barriers take less.
-const OTHER_SHARED_BYTES: u32 = 1536;
+const OTHER_SHARED_BYTES: u32 = 1024;
+/// Ones beside the values of a stage: 8 rows for each block of keys.
+const ONES_BYTES: u32 = TILE * 8;
 
 parameters! {
     /// What the kernel takes. Strides are in elements.
@@ -216,12 +218,12 @@ impl ForwardConfig {
         let [k_stages, v_stages] = self.item_rows.stages();
         let pipelines = self.item_rows.pipelines();
         // The output's are of two bytes, and leave in two parts where there is no room for whole ones.
-        let output = match (self.item_rows, self.head_dim) {
-            (ItemRows::R64, HeadDim::D128) => item_rows,
-            _ => 2 * item_rows,
+        let output = match self.head_dim {
+            HeadDim::D64 => 2 * item_rows,
+            HeadDim::D128 => item_rows,
         };
         let rows = QUERY_SLOTS * item_rows + (k_stages + v_stages) * TILE + output;
-        pipelines * rows * head_dim + OTHER_SHARED_BYTES
+        pipelines * (rows * head_dim + v_stages * ONES_BYTES) + OTHER_SHARED_BYTES
     }
 }
 

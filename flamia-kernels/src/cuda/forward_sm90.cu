@@ -32,12 +32,15 @@ constexpr u32 PRODUCER_REGISTERS = 32;
 constexpr u32 CONSUMER_REGISTERS = 160;
 constexpr u32 TILE_BYTES = TILE * HEAD_DIM;
 constexpr u32 V_BLOCK_BYTES = BLOCK * HEAD_DIM;
+// Behind V's transposed block, 8 rows of ones: what P is multiplied with to know how heavy its codes are.
+constexpr u32 ONES_BYTES = BLOCK * 8;
+constexpr u32 V_PITCH = V_BLOCK_BYTES + ONES_BYTES;
 constexpr Swizzle ROW_SWIZZLE = swizzle_of_rows(HEAD_DIM);
 constexpr u32 WORDS = HEAD_DIM / 2;  // of a thread's output fragment
+constexpr u32 PV_WORDS = WORDS + 4;  // and of P V, with the sum of P in further columns
 constexpr float LN_2 = 0.693147180559945f;
 
 constexpr u32 ALL_GROUPS = (1 << GROUPS) - 1;
-constexpr u32 ONES_BYTES = 8 * BLOCK;  // the smallest operand that a block of probabilities multiplies with
 
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "rows are one swizzle span");
 static_assert(ITEM_ROWS == GROUP_ROWS || ITEM_ROWS == WARPGROUPS * GROUP_ROWS, "one warpgroup of an item, or all");
@@ -102,13 +105,13 @@ struct Work {
 
 constexpr u32 Q_SLOTS = 2;  // the next item's queries come in while this one's are used
 // Output leaves through shared memory, of shorter rows where there is no room for whole ones.
-constexpr u32 OUTPUT_PARTS = PIPELINES == 1 || HEAD_DIM == 64 ? 1 : 2;
+constexpr u32 OUTPUT_PARTS = HEAD_DIM == 64 ? 1 : 2;
 constexpr u32 STAGING_BYTES = WARP_ROWS * HEAD_DIM * 2 / OUTPUT_PARTS;  // of a warp
 
 struct Tiles {
     u8 q[Q_SLOTS][ITEM_ROWS * HEAD_DIM];
     u8 k[K_STAGES][TILE_BYTES];
-    u8 v[V_STAGES][TILE_BYTES];
+    u8 v[V_STAGES][GROUPS * V_PITCH];
     u8 o[4 * SHARERS][STAGING_BYTES];
 };
 
@@ -124,16 +127,9 @@ struct Pipeline {
 
 struct SharedMemory {
     Tiles tiles[PIPELINES];
-    u8 ones[ONES_BYTES];
     Pipeline pipelines[PIPELINES];
 };
 static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the host asks for less");
-
-// A CTA's: an address that the compiler knows.
-__device__ inline SharedMemory& shared_memory() {
-    extern __shared__ __align__(1024) u8 memory[];
-    return *reinterpret_cast<SharedMemory*>(memory);
-}
 
 // The rows of an item. As the schedule cuts it, the last item of a document may leave warpgroups without
 // rows; here the last ones share what is missing, one run of 64 rows each.
@@ -224,6 +220,14 @@ struct Producer {
         queries.advance();
     }
 
+    // Block by block, between the ones.
+    __device__ void load_values(u32 stage, i64 first, u32 count, u64& full) const {
+#pragma unroll
+        for (u32 g = 0; g < GROUPS; g++)
+            if (g < count / BLOCK)
+                bulk_copy(tiles.v[stage] + g * V_PITCH, p.v + first * HEAD_DIM + g * V_BLOCK_BYTES, V_BLOCK_BYTES, full);
+    }
+
     // `count` keys and values from row `first` of all heads' rows on.
     __device__ void load_tile(i64 first, u32 count) {
         const u32 stage = keys.stage();
@@ -234,7 +238,7 @@ struct Producer {
         if (lane == 0) {
             barrier_arrive_expect(full, PIPELINES == 1 ? 2 * bytes : bytes);
             bulk_copy(tiles.k[stage], p.k + first * HEAD_DIM, bytes, full);
-            if (PIPELINES == 1) bulk_copy(tiles.v[stage], p.v + first * HEAD_DIM, bytes, full);
+            if (PIPELINES == 1) load_values(stage, first, count, full);
         }
         // Absent blocks get harmless scales: what is computed with them is masked.
         const u32 block = lane % GROUPS;
@@ -252,7 +256,7 @@ struct Producer {
         barrier_wait(pipeline.v_empty[values.stage()], values.parity() ^ 1);
         if (lane == 0) {
             barrier_arrive_expect(values_full, bytes);
-            bulk_copy(tiles.v[values.stage()], p.v + first * HEAD_DIM, bytes, values_full);
+            load_values(values.stage(), first, count, values_full);
         }
         values.advance();
     }
@@ -367,57 +371,28 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // O += P V, with a fresh accumulator for P V: Hopper's keeps 13 fraction bits. The sum of its weights is
-    // asked for in front of it, and what it has to be multiplied with found out beside it. With windows that
-    // takes one register too many.
+    // O += P V, with a fresh accumulator for P V: Hopper's keeps 13 fraction bits.
     __device__ void add_values(float (&o)[WORDS], const TileSums& sums, u32 (&codes)[GROUPS][4], u32 stage) const {
-        float t[WORDS], rounded[4], factor[2];
-        if constexpr (MASK == WINDOW) make_up(sums, codes, factor);
+        const float weights[2] = {quad_sum(sums.sum[0]), quad_sum(sums.sum[1])};
+        float t[PV_WORDS];
         pin(t);
-        pin(rounded);
         pin(codes);
         wgmma_fence();
-        if constexpr (MASK != WINDOW) add_weights(rounded, codes);
 #pragma unroll
         for (u32 g = 0; g < GROUPS; g++) wgmma_registers(t, codes[g], v_block(stage, g), g > 0);
         wgmma_commit();
-        if constexpr (MASK != WINDOW) {
-            wgmma_wait<1>();
-            pin(rounded);
-            sums.make_up(rounded, factor);
-        }
         wgmma_wait();
         pin(t);
         pin(codes);
-        promote(o, t, factor);
+        promote(o, t, weights);
     }
 
-    // What P V of the codes has to be multiplied with.
-    __device__ void make_up(const TileSums& sums, u32 (&codes)[GROUPS][4], float (&factor)[2]) const {
-        float rounded[4];
-        pin(rounded);
-        pin(codes);
-        wgmma_fence();
-        add_weights(rounded, codes);
-        wgmma_wait();
-        pin(rounded);
-        pin(codes);
-        sums.make_up(rounded, factor);
-    }
-
-    // Has the tensor core add up the codes of each row.
-    static __device__ void add_weights(float (&rounded)[4], const u32 (&codes)[GROUPS][4]) {
-#pragma unroll
-        for (u32 g = 0; g < GROUPS; g++) wgmma_registers(rounded, codes[g], ones(), g > 0);
-        wgmma_commit();
-    }
-
-    static __device__ u64 ones() { return operand_descriptor(shared_memory().ones, Swizzle::B32); }
     __device__ u64 v_block(u32 stage, u32 block) const {
-        return operand_descriptor(tiles.v[stage] + block * V_BLOCK_BYTES, Swizzle::B32);
+        return operand_descriptor(tiles.v[stage] + block * V_PITCH, Swizzle::B32);
     }
 
-    static __device__ void promote(float (&o)[WORDS], const float (&t)[WORDS], const float (&factor)[2]) {
+    static __device__ void promote(float (&o)[WORDS], const float (&t)[PV_WORDS], const float (&weights)[2]) {
+        const float factor[2] = {make_up(weights[0], t[WORDS]), make_up(weights[1], t[WORDS + 2])};
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) o[i] = fmaf(t[i], factor[i / 2 % 2], o[i]);
     }
@@ -428,42 +403,51 @@ struct Consumer {
     // upper half starts anew after the one, and the lower half is done before the other.
     __device__ void add_values_masked(float (&o)[WORDS], const TileSums& sums, u32 (&codes)[GROUPS][4], u32 stage,
                                       const Work& work, int tile) const {
-        float factor[2];
-        make_up(sums, codes, factor);
+        const u32 plan = multiplications(work, tile);
+        const float weights[2] = {quad_sum(sums.sum[0]), quad_sum(sums.sum[1])};
+        float t[PV_WORDS];
+#pragma unroll
+        for (u32 i = 0; i < PV_WORDS; i++) t[i] = 0;
+#pragma unroll
+        for (u32 g = 0; g < GROUPS; g++) {
+            if (!(plan >> g & BY_BOTH)) continue;
+            multiply(t, codes[g], stage, g);
+            if (MASK == WINDOW && plan >> g & START_ANEW) {
+#pragma unroll
+                for (u32 i = 0; i < PV_WORDS; i++) t[i] = 0;
+            }
+        }
+        if (!(plan & IS_UPPER)) promote(o, t, weights);
+        // Warpgroups start at an even block.
+#pragma unroll
+        for (u32 g = 1; g < GROUPS; g += 2)
+            if (plan >> g & BY_UPPER) multiply(t, codes[g], stage, g);
+        if (plan & IS_UPPER) promote(o, t, weights);
+    }
+
+    // What to do with each block of a tile, a bit each and every four of them for all blocks: few registers are left.
+    static constexpr u32 BY_BOTH = 1, BY_UPPER = 1 << 4, START_ANEW = 1 << 8, IS_UPPER = 1 << 12;
+
+    __device__ u32 multiplications(const Work& work, int tile) const {
         const int len = work.item.len;
         const Range rows = group_rows(work.rows, group);
         const Range lower = blocks_seen({rows.begin, min(rows.begin + BLOCK, rows.end)}, len);
         const Range upper = blocks_seen({rows.begin + BLOCK, rows.end}, len);
-        const bool is_upper = warp() >= 2;
-        // Counted from the tile's first block.
-        const int first = tile * int(GROUPS);
-        const int begin = lower.begin - first, end = lower.end - first;
-        const int upper_begin = is_upper ? upper.begin - first : begin;
-        const bool has_last = upper.end > lower.end;
-        float t[WORDS];
+        u32 plan = warp() >= 2 ? IS_UPPER : 0;
 #pragma unroll
-        for (u32 i = 0; i < WORDS; i++) t[i] = 0;
-#pragma unroll
-        for (int g = 0; g < int(GROUPS); g++) {
-            if (g < begin || g >= end) continue;
-            multiply(t, codes[g], stage, g);
-            if (MASK == WINDOW && g < upper_begin) {
-#pragma unroll
-                for (u32 i = 0; i < WORDS; i++) t[i] = 0;
-            }
+        for (u32 g = 0; g < GROUPS; g++) {
+            const int block = tile * int(GROUPS) + int(g);
+            if (lower.contains(block)) plan |= BY_BOTH << g;
+            if (block == lower.end && upper.end > lower.end) plan |= BY_UPPER << g;
+            if (MASK == WINDOW && plan & IS_UPPER && block < upper.begin) plan |= START_ANEW << g;
         }
-        if (!is_upper) promote(o, t, factor);
-        // Warpgroups start at an even block.
-#pragma unroll
-        for (int g = 1; g < int(GROUPS); g += 2)
-            if (g == end && has_last) multiply(t, codes[g], stage, g);
-        if (is_upper) promote(o, t, factor);
+        return plan;
     }
 
     __device__ Range blocks_seen(Range rows, int len) const { return covering(keys_seen(rows, len, p.window), BLOCK); }
 
     // One block's part of P V.
-    __device__ void multiply(float (&t)[WORDS], u32 (&codes)[4], u32 stage, u32 block) const {
+    __device__ void multiply(float (&t)[PV_WORDS], u32 (&codes)[4], u32 stage, u32 block) const {
         pin(t);
         pin(codes);
         wgmma_fence();
@@ -500,7 +484,8 @@ struct Consumer {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ Parameters p) {
-    SharedMemory& shared = shared_memory();
+    extern __shared__ __align__(1024) u8 memory[];
+    SharedMemory& shared = *reinterpret_cast<SharedMemory*>(memory);
     // The same for a warp, which the compiler cannot know of threadIdx.x.
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
 
@@ -520,11 +505,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
         }
         barrier_init_fence();
     }
-    if (threadIdx.x < ONES_BYTES / 16) {
+    for (u32 i = threadIdx.x / (ONES_BYTES / 16); i < PIPELINES * V_STAGES * GROUPS; i += THREADS / (ONES_BYTES / 16)) {
         constexpr u32 ones = 0x38383838;
-        reinterpret_cast<uint4*>(shared.ones)[threadIdx.x] = make_uint4(ones, ones, ones, ones);
-        async_fence();
+        u8* rows = shared.tiles[i / GROUPS / V_STAGES].v[i / GROUPS % V_STAGES] + i % GROUPS * V_PITCH + V_BLOCK_BYTES;
+        reinterpret_cast<uint4*>(rows)[threadIdx.x % (ONES_BYTES / 16)] = make_uint4(ones, ones, ones, ones);
     }
+    async_fence();
     __syncthreads();
 
     if (warp < 4) {

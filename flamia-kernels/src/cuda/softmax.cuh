@@ -28,14 +28,11 @@ struct TileScales {
 // What a tile's probabilities, with the fold, add up to in a thread's two rows and columns.
 struct TileSums {
     float sum[2] = {0, 0};
-
-    // What P V of the tile is multiplied with, so that its weights are as heavy rounded as they were before.
-    // `rounded` is the product of the codes with ones, whose columns are all the same.
-    __device__ void make_up(const float (&rounded)[4], float (&factor)[2]) const {
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) factor[half] = __fdividef(quad_sum(sum[half]), fmaxf(rounded[2 * half], 0x1p-9f));
-    }
 };
+
+// What P V of a row and tile is multiplied with, so that its weights are as heavy rounded as they were before. None of
+// them that is not 0 is under the smallest code.
+__device__ inline float make_up(float weights, float rounded) { return weights * reciprocal_approximate(fmaxf(rounded, 0x1p-9f)); }
 
 // The running state of a thread's two rows.
 struct SoftmaxRows {
