@@ -76,10 +76,15 @@ impl Cubin {
     /// An error if any function spills registers, or if ptxas remarked that it serialised wgmma
     /// instructions or put waits around them (C75xx). Both are correct and slow, and seen by nobody who does not ask.
     pub fn refuse_spills(&self) -> Result<(), ResourceError> {
+        self.refuse_spills_over(0)
+    }
+
+    /// The same for functions that store or load more than `bytes` of registers.
+    pub fn refuse_spills_over(&self, bytes: u32) -> Result<(), ResourceError> {
         let (name, arch) = (self.name, self.arch);
         let all = self.kernels.iter().chain(&self.functions);
         let functions: Vec<_> = all
-            .filter(|function| function.spill_stores > 0 || function.spill_loads > 0)
+            .filter(|function| function.spill_stores.max(function.spill_loads) > bytes)
             .cloned()
             .collect();
         if !functions.is_empty() {

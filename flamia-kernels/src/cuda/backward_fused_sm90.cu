@@ -206,6 +206,8 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             pin(dp);
             score_gradients(dp, s, gradients);
             if (!is_clear) mask_gradients(dp, table, slot);
+            offer(dp, unfold, table, slot, is_first);
+
             const auto finish = [&] {
                 wgmma_wait();
                 pin(dk);
@@ -220,13 +222,12 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             };
             tiles.advance();
             more = !(flags & LAST_TILE);
-            // The next tile's scores are computed while dS is written, dK and dQ beside the next probabilities. Written twice, since ptxas serialises what is
-            // issued under a condition and waited for outside of it.
+            // dK and dQ are computed beside the next probabilities. Written twice, since ptxas serialises what is issued
+            // under a condition and waited for outside of it.
             if (more) {
                 barrier_wait(shared.full[tiles.stage()], tiles.parity());
                 start = prepare_tile(dv_reference, slot);
                 start_scores(s, slot);
-                offer(dp, unfold, table, slot, is_first);
                 settle();
                 add_keys(dk, stage, q_steps);
                 start_query_gradients(dq, slot);
@@ -236,7 +237,6 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 start_tile(s, dv, start, slot);
                 finish();
             } else {
-                offer(dp, unfold, table, slot, is_first);
                 settle();
                 add_keys(dk, stage, q_steps);
                 start_query_gradients(dq, slot);

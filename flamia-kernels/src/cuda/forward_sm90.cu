@@ -12,6 +12,9 @@
 // remains in shared memory from earlier tiles may be anything, also NaN. It is never multiplied with
 // a value that counts: scores are masked by selection, and P V visits no block that a row does not
 // see, since 0 times NaN is NaN.
+//
+// Rounded probabilities do not sum to the unrounded ones. So that O is a mean all the same, V is followed by
+// a few columns of ones: P V comes with what its rounded weights sum to, and is made up for it tile by tile.
 #include "key_tile.cuh"
 #include "layout.cuh"
 #include "output_rows.cuh"

@@ -2,8 +2,13 @@
 
 use flamia_cuda::{Arch, Compiler, Program, Source};
 
-/// Compiles a variant: no warning, and nothing spilled.
+/// Compiles a variant: no warning, nothing spilled, no products serialised.
 pub fn without_spills(source: &Source, defines: &[(&str, String)], what: &str) {
+    spilling_at_most(0, source, defines, what);
+}
+
+/// The same with this many bytes of registers spilled.
+pub fn spilling_at_most(bytes: u32, source: &Source, defines: &[(&str, String)], what: &str) {
     let compiler = Compiler::shared().unwrap_or_else(|error| panic!("{error}"));
     let program = Program {
         source,
@@ -19,6 +24,6 @@ pub fn without_spills(source: &Source, defines: &[(&str, String)], what: &str) {
     assert!(!cubin.kernels.is_empty(), "{what} has no kernel");
     assert_eq!(cubin.warnings, [""; 0], "{what}");
     cubin
-        .refuse_spills()
+        .refuse_spills_over(bytes)
         .unwrap_or_else(|error| panic!("{what}: {error}"));
 }
