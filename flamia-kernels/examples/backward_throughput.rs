@@ -40,11 +40,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let gpu = Gpu::new(0)?;
     let mut skewed = vec![8192];
     skewed.extend([256; 32]);
+    let mut very_skewed = vec![8192];
+    very_skewed.extend([256; 224]);
     let workloads = [
         ("4x4096", vec![4096; 4]),
         ("16x1024", vec![1024; 16]),
         ("1x16384", vec![16384]),
         ("8192+32x256", skewed),
+        ("16x4096", vec![4096; 16]),
+        ("8192+224x256", very_skewed),
+        ("64x256", vec![256; 64]),
+        ("32x512", vec![512; 32]),
     ];
     for (head_dim, mask) in [
         (HeadDim::D128, Mask::Causal),
@@ -329,7 +335,8 @@ fn header(gpu: &Gpu, items: usize) -> Result<Buffer<u32>, Box<dyn Error>> {
 type Schedule = (Buffer<u32>, Buffer<i32>, usize);
 
 fn schedule(gpu: &Gpu, tiling: &Tiling, documents: &Documents) -> Result<Schedule, Box<dyn Error>> {
-    let items = tiling.longest_first(documents);
+    // As whole calls have them.
+    let items = tiling.with_section_rows(4096).longest_first(documents);
     let words: Vec<i32> = items
         .iter()
         .flat_map(|item| [item.document, item.first, item.start, item.len])

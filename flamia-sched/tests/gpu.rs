@@ -88,8 +88,11 @@ fn a_struct_that_differs_from_the_host_s_does_not_compile() {
         compared += 1;
     }
     // Of `BuildParams` and of `ScheduleHeader`, and the length of each.
-    assert_eq!(compared, 12 + 9 + 2);
+    assert_eq!(compared, 13 + 9 + 2);
 }
+
+/// Of the backward pass, by the number of documents; with the smallest there are more than a list has.
+const SECTION_ROWS: [usize; 3] = [usize::MAX, 4096, 7];
 
 /// A GPU with everything that these tests use of it.
 struct Bench {
@@ -123,6 +126,10 @@ impl Bench {
     fn check(&self, documents: &Documents, mask: Mask, item_rows: [usize; 2]) {
         let call = |pointer, entries| BuildCall {
             item_rows,
+            section_rows: [
+                usize::MAX,
+                SECTION_ROWS[documents.len() % SECTION_ROWS.len()],
+            ],
             ..BuildCall::new(pointer, entries, mask)
         };
         let built = self
@@ -372,15 +379,17 @@ fn pck_04_unsound_boundaries_are_refused_with_the_hosts_reason() {
 #[ignore = "needs a GPU"]
 fn shapes_that_no_row_has_are_refused_before_a_launch() {
     let bench = Bench::new();
-    let refusal = |cu_seqlens: &[i32], rows| {
+    let refusal = |cu_seqlens: &[i32], rows, section| {
         let built = bench.build(cu_seqlens, 0, |pointer, entries| BuildCall {
             item_rows: [rows, 128],
+            section_rows: [usize::MAX, section],
             ..BuildCall::new(pointer, entries, Mask::Causal)
         });
         built.unwrap_err().to_string()
     };
-    assert!(refusal(&[0], 256).contains("cu_seqlens has length 1"));
-    assert!(refusal(&[0, 0], 0).contains("a work item of 0 rows"));
+    assert!(refusal(&[0], 256, 1).contains("cu_seqlens has length 1"));
+    assert!(refusal(&[0, 0], 0, 1).contains("a work item of 0 rows"));
+    assert!(refusal(&[0, 0], 1, 0).contains("a section of 0 rows"));
     let too_long = DeviceSchedule::new(&bench.gpu, 1 << 31).err().unwrap();
     assert!(
         too_long.to_string().contains("longer than 32-bit"),

@@ -51,10 +51,12 @@ fn tilings() -> impl Strategy<Value = Tiling> {
     ];
     let passes = prop_oneof![Just(Pass::Forward), Just(Pass::Backward)];
     let rows = prop_oneof![Just(128usize), Just(256), 1..400usize];
-    (passes, masks, rows).prop_map(|(pass, mask, item_rows)| Tiling {
+    let sections = prop_oneof![Just(usize::MAX), 1..2000usize];
+    (passes, masks, rows, sections).prop_map(|(pass, mask, item_rows, section_rows)| Tiling {
         pass,
         mask,
         item_rows,
+        section_rows,
     })
 }
 

@@ -56,14 +56,15 @@ pub const SUMS_SOURCE: Source = Source {
         header!("layout.cuh"),
         header!("output_rows.cuh"),
         header!("prim_sm90.cuh"),
+        header!("ptx.cuh"),
         PARAMETERS_HEADER,
     ],
 };
 
-/// Threads of a CTA that prepares, and chunks of 16 codes of Q that each widens.
+/// Threads of a CTA that prepares, and runs of 8 codes of Q that each widens.
 const PREPARE_THREADS: u32 = 256;
-const PREPARE_CHUNKS: u64 = 4;
-const CODES_PER_CHUNK: usize = 16;
+const PREPARE_CHUNKS: u64 = 8;
+const CODES_PER_CHUNK: usize = 8;
 /// Documents and heads whose exponents a CTA looks for: one for each warp.
 const PREPARE_PAIRS: u64 = 8;
 /// Threads of a CTA that finishes a block of 32 rows.
@@ -440,16 +441,19 @@ impl BackwardFused {
             + chunks.div_ceil(u64::from(PREPARE_THREADS) * PREPARE_CHUNKS);
         // The layout has seen that all blocks of all heads fit a grid.
         let number = |n: u64| u32::try_from(n).unwrap_or(i32::MAX.unsigned_abs());
-        let prepare = Launch::linear(number(prepare), PREPARE_THREADS);
-        let main = Launch {
+        let early = |launch| Launch {
             starts_early: self.starts_early,
-            ..Launch::linear(self.ctas, THREADS).with_shared(self.config.shared_bytes())
+            ..launch
         };
+        let prepare = early(Launch::linear(number(prepare), PREPARE_THREADS));
+        let main =
+            early(Launch::linear(self.ctas, THREADS).with_shared(self.config.shared_bytes()));
         let finish = (padded.heads() * padded.blocks()) as u64;
-        let finish = Launch::linear(number(finish), FINISH_THREADS);
-        // SAFETY: the kernel that may start early waits for what is in front of it. The parameters are the kernels', which the compiler compared field by field; every
-        // address in them is the caller's, who vouches for the memory behind it, and the scratch was
-        // checked to hold the sums.
+        let finish = early(Launch::linear(number(finish), FINISH_THREADS));
+        // SAFETY: kernels that start early wait for what is in front of them before they read or write anything of
+        // it. The parameters are the kernels', which the compiler compared field by field; every address in
+        // them is the caller's, who vouches for the memory behind it, and the scratch was checked to
+        // hold the sums.
         unsafe {
             self.prepare.launch(stream, prepare, (around,))?;
             self.kernel.launch(stream, main, (parameters,))?;

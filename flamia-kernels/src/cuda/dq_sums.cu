@@ -7,6 +7,7 @@
 #include "dq_sums.cuh"
 #include "output_rows.cuh"
 #include "parameters.cuh"
+#include "ptx.cuh"
 
 // `SumParameters` of backward_fused.rs. Strides are in elements.
 struct SumParameters {
@@ -48,6 +49,8 @@ SAME_OFFSET(SumParameters, kv_heads);
 SAME_OFFSET(SumParameters, slots);
 SAME_OFFSET(SumParameters, scale);
 
+constexpr int VALUE_CHUNK = 8;  // BF16 values of a chunk
+
 // The largest of an operand's exponents in some blocks. For a warp.
 __device__ inline float largest_exponent(const float *folds, int count) {
     float largest = MIN_EXPONENT;
@@ -57,32 +60,29 @@ __device__ inline float largest_exponent(const float *folds, int count) {
     return largest;
 }
 
-// Two chunks of values, times the scale of dO, from one of codes: chunk `index` of all heads' rows.
+// A chunk of values, times the scale of dO, from half a chunk of codes: half `index` of all heads' rows. Threads next
+// to one another write chunks next to one another.
 __device__ inline void widen(const SumParameters &p, i64 index) {
-    constexpr int ROW_CHUNKS = HEAD_DIM / CHUNK, PART_CHUNKS = VALUE_FEATURES / CHUNK;
-    const i64 row = index / ROW_CHUNKS, head = row / p.slots;
-    const int slot = int(row % p.slots), chunk = row_chunk<HEAD_DIM>(slot, int(index % ROW_CHUNKS));
-    const uint4 codes = reinterpret_cast<const uint4 *>(p.q)[index];
+    constexpr int ROW_HALVES = HEAD_DIM / VALUE_CHUNK, PART_CHUNKS = VALUE_FEATURES / VALUE_CHUNK;
+    const i64 row = index / ROW_HALVES, head = row / p.slots;
+    const int slot = int(row % p.slots), half = int(index % ROW_HALVES);
+    const int chunk = 2 * row_chunk<HEAD_DIM>(slot, half / 2) + half % 2;
+    const uint2 codes = reinterpret_cast<const uint2 *>(p.q)[index];
     const float scale = p.q_scales[row / BLOCK_TOKENS] * exp2_approximate(p.d_o_folds[row / BLOCK_TOKENS]);
-    const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-    u32 pairs[8];
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        float values[4];
-        unpack_e4m3(words[i], values);
-        pairs[2 * i] = bf16x2(values[0] * scale, values[1] * scale);
-        pairs[2 * i + 1] = bf16x2(values[2] * scale, values[3] * scale);
-    }
+    float low[4], high[4];
+    unpack_e4m3(codes.x, low);
+    unpack_e4m3(codes.y, high);
     constexpr int PARTS = HEAD_DIM / VALUE_FEATURES;
     u8 *to = p.q_values + ((head * PARTS + chunk / PART_CHUNKS) * p.slots + slot) * VALUES_BYTES;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        reinterpret_cast<uint4 *>(to)[row_chunk<VALUES_BYTES>(slot, 2 * (chunk % PART_CHUNKS) + i)] =
-            make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
+    reinterpret_cast<uint4 *>(to)[row_chunk<VALUES_BYTES>(slot, chunk % PART_CHUNKS)] =
+        make_uint4(bf16x2(low[0] * scale, low[1] * scale), bf16x2(low[2] * scale, low[3] * scale),
+                   bf16x2(high[0] * scale, high[1] * scale), bf16x2(high[2] * scale, high[3] * scale));
 }
 
 // A warp for each document and key/value head; the other CTAs widen Q, and fill the sums with zeros.
 extern "C" __global__ void __launch_bounds__(256) prepare_dq_sums(const __grid_constant__ SumParameters p) {
+    wait_for_predecessor();
+    launch_dependents();
     const int blocks = p.slots / BLOCK_TOKENS;
     const i64 pairs = i64(p.kv_heads) * p.documents;
     const i64 exponent_ctas = (pairs + 7) / 8;
@@ -97,13 +97,13 @@ extern "C" __global__ void __launch_bounds__(256) prepare_dq_sums(const __grid_c
         if (threadIdx.x % 32 == 0) p.key_exponents[pair] = sum;
         return;
     }
-    // As many elements in a chunk of codes as in DQ_BYTES chunks of sums.
-    const i64 chunks = i64(p.heads) * p.slots * HEAD_DIM / CHUNK;
+    // A chunk of values is as many elements as one of sums in FP16.
+    const i64 chunks = i64(p.heads) * p.slots * HEAD_DIM / VALUE_CHUNK;
     const i64 stride = i64(gridDim.x - exponent_ctas) * blockDim.x;
     for (i64 i = (blockIdx.x - exponent_ctas) * blockDim.x + threadIdx.x; i < chunks; i += stride) {
         widen(p, i);
 #pragma unroll
-        for (u32 part = 0; part < DQ_BYTES; part++)
+        for (u32 part = 0; part < DQ_BYTES / 2; part++)
             reinterpret_cast<uint4 *>(p.sums)[part * chunks + i] = make_uint4(0, 0, 0, 0);
     }
 }
@@ -116,6 +116,7 @@ extern "C" __global__ void __launch_bounds__(64) finish_dq_sums(const __grid_con
     const Rows rows = rows_of_block(p.cu_seqlens, p.documents, p.tokens, block * BLOCK_TOKENS);
     if (rows.count <= 0) return;
 
+    wait_for_predecessor();
     const i64 in_table = i64(head) * (p.slots / BLOCK_TOKENS) + block;
     const u8 *from = p.sums + in_table * DQ_PARTS * DQ_PART_BYTES + threadIdx.x * 16;
     float x[HEAD_DIM / 2];

@@ -4,17 +4,19 @@
 // every row, collect one key per item); sort_runs (RUN keys per CTA); and as many merges of FAN_IN
 // runs as it takes, the last of which writes the items.
 //
-// A key is (most work first, first row of the item). Rows are unique, so keys are: the order is
-// total, and it does not matter in which order the atomics of expand collected them. A row also
-// names its item, by way of the row table.
+// A key is (section of the document, most work first, first row of the item). Rows are unique, so keys are: the
+// order is total, and it does not matter in which order the atomics of expand collected them. A row
+// also names its item, by way of the row table.
 #include "schedule.cuh"
 
-// CU_SEQLEN is the type of a boundary, RUN and FAN_IN are the host's.
+// CU_SEQLEN is the type of a boundary; RUN, FAN_IN and MAX_SECTIONS are the host's.
 constexpr u32 TILE = 128;
 constexpr u32 EXPAND_THREADS = 1024;
 constexpr u32 MERGE_THREADS = 256;
 constexpr u32 WARPS = EXPAND_THREADS / 32;
 constexpr u64 NO_KEY = ~0ull;
+constexpr u32 COST_BITS = 24;  // a row has no more tiles
+static_assert(MAX_SECTIONS <= 1 << (32 - COST_BITS), "a section fits beside a cost");
 static_assert((RUN & (RUN - 1)) == 0 && RUN <= 1024, "a search halves a run, a CTA sorts one");
 static_assert(WARPS == 32, "one warp scans the counts of all");
 
@@ -34,6 +36,7 @@ struct BuildParams {
     u32 entries;
     u32 total;
     u32 item_rows[PASSES];
+    u32 section_rows[PASSES];
     u32 mask;
     u32 window;
 };
@@ -47,6 +50,7 @@ SAME_OFFSET(BuildParams, spare);
 SAME_OFFSET(BuildParams, entries);
 SAME_OFFSET(BuildParams, total);
 SAME_OFFSET(BuildParams, item_rows);
+SAME_OFFSET(BuildParams, section_rows);
 SAME_OFFSET(BuildParams, mask);
 SAME_OFFSET(BuildParams, window);
 
@@ -146,7 +150,9 @@ __device__ void append(const BuildParams& p, const ExpandShared& shared, u32 min
     const u32 lane = threadIdx.x % 32;
     if ((mine >> lane & 1) == 0) return;
     const u32 slot = shared.warp_items[PASS][threadIdx.x / 32] + __popc(mine & ((1u << lane) - 1));
-    p.keys[PASS][slot] = u64(~cost_of<PASS>(p, place)) << 32 | row;
+    const u32 section = min(u32(place.start) / p.section_rows[PASS], MAX_SECTIONS - 1);
+    const u32 least_work = (1u << COST_BITS) - 1;
+    p.keys[PASS][slot] = u64(section << COST_BITS | (least_work - cost_of<PASS>(p, place))) << 32 | row;
 }
 
 extern "C" __global__ void __launch_bounds__(EXPAND_THREADS)

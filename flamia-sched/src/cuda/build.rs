@@ -52,6 +52,7 @@ impl Boundary {
             ("CU_SEQLEN", self.device_type().to_owned()),
             ("RUN", RUN.to_string()),
             ("FAN_IN", FAN_IN.to_string()),
+            ("MAX_SECTIONS", format!("{}u", Tiling::MAX_SECTIONS)),
         ]);
         defines
     }
@@ -70,6 +71,7 @@ parameters! {
         entries: u32,
         total: u32,
         item_rows: [u32; 2],
+        section_rows: [u32; 2],
         mask: u32,
         window: u32,
     }
@@ -86,6 +88,8 @@ pub struct BuildCall {
     pub mask: Mask,
     /// Queries of a forward item and keys of a backward one.
     pub item_rows: [usize; 2],
+    /// [`Tiling::section_rows`] of each pass.
+    pub section_rows: [usize; 2],
 }
 
 impl BuildCall {
@@ -99,15 +103,21 @@ impl BuildCall {
                 Tiling::forward(mask).item_rows,
                 Tiling::backward(mask).item_rows,
             ],
+            section_rows: [usize::MAX; 2],
         }
     }
 
     /// How each pass cuts documents.
     pub fn tilings(&self) -> [Tiling; 2] {
         let [forward, backward] = self.item_rows;
+        let [forward_section, backward_section] = self.section_rows;
         [
-            Tiling::forward(self.mask).with_item_rows(forward),
-            Tiling::backward(self.mask).with_item_rows(backward),
+            Tiling::forward(self.mask)
+                .with_item_rows(forward)
+                .with_section_rows(forward_section),
+            Tiling::backward(self.mask)
+                .with_item_rows(backward)
+                .with_section_rows(backward_section),
         ]
     }
 }
@@ -121,6 +131,12 @@ pub enum ScheduleError {
     /// An item without rows.
     #[error("a work item of {rows} rows cuts a document into nothing: give at least 1")]
     ItemRows {
+        /// Rows that were asked for.
+        rows: usize,
+    },
+    /// A section without rows.
+    #[error("a section of {rows} rows holds no document: give at least 1")]
+    SectionRows {
         /// Rows that were asked for.
         rows: usize,
     },
@@ -186,6 +202,9 @@ impl ScheduleKernels {
         if let Some(&rows) = call.item_rows.iter().find(|&&rows| rows == 0) {
             return Err(ScheduleError::ItemRows { rows });
         }
+        if let Some(&rows) = call.section_rows.iter().find(|&&rows| rows == 0) {
+            return Err(ScheduleError::SectionRows { rows });
+        }
         let at = |offset: usize| schedule + offset as u64;
         let list = |index| at(layout.keys + index * ScheduleLayout::key_list(total));
         let (mask, window) = match call.mask {
@@ -204,6 +223,7 @@ impl ScheduleKernels {
             entries,
             total: total as u32,
             item_rows: call.item_rows.map(saturated),
+            section_rows: call.section_rows.map(saturated),
             mask,
             window,
         };

@@ -41,15 +41,23 @@ pub struct Tiling {
     pub mask: Mask,
     /// Rows of an item; the last one of a document may be shorter.
     pub item_rows: usize,
+    /// Documents that start within so many rows of the packed row go out together, before those that start
+    /// behind them: what they share is then still in the L2 cache, which the longest items of all documents
+    /// together do not fit. The rows behind [`Tiling::MAX_SECTIONS`] times as many are one more section.
+    pub section_rows: usize,
 }
 
 impl Tiling {
+    /// Sections of documents that a list has at most.
+    pub const MAX_SECTIONS: usize = 256;
+
     /// Two tiles of queries a CTA, as the paper's forward kernel takes them (section 3.6.2).
     pub const fn forward(mask: Mask) -> Self {
         Self {
             pass: Pass::Forward,
             mask,
             item_rows: 2 * TILE,
+            section_rows: usize::MAX,
         }
     }
 
@@ -59,6 +67,7 @@ impl Tiling {
             pass: Pass::Backward,
             mask,
             item_rows: TILE,
+            section_rows: usize::MAX,
         }
     }
 
@@ -69,6 +78,18 @@ impl Tiling {
     pub const fn with_item_rows(self, item_rows: usize) -> Self {
         assert!(item_rows > 0, "an item has at least one row");
         Self { item_rows, ..self }
+    }
+
+    /// The same with documents in sections of so many rows.
+    ///
+    /// # Panics
+    /// If `section_rows` is zero.
+    pub const fn with_section_rows(self, section_rows: usize) -> Self {
+        assert!(section_rows > 0, "a section has at least one row");
+        Self {
+            section_rows,
+            ..self
+        }
     }
 
     /// The items of all documents in document order, first rows first.
@@ -105,12 +126,18 @@ impl Tiling {
         met.end.div_ceil(TILE) - met.start / TILE
     }
 
-    /// The items in the order they go out: most work first, so that what is left at the end is
-    /// short; equal work in order of the packed row, so that the order is the same everywhere.
+    /// The section of an item's document.
+    pub fn section(&self, item: &WorkItem) -> usize {
+        (item.start as usize / self.section_rows).min(Self::MAX_SECTIONS - 1)
+    }
+
+    /// The items in the order they go out: section after section, in each most work first, so that what is
+    /// left at the end is short; equal work in order of the packed row, so that the order is the same
+    /// everywhere.
     pub fn longest_first(&self, documents: &Documents) -> Vec<WorkItem> {
         let mut items: Vec<_> = self.items(documents).collect();
         // Stable, and the items come in order of the packed row.
-        items.sort_by_key(|item| Reverse(self.cost(item)));
+        items.sort_by_key(|item| (self.section(item), Reverse(self.cost(item))));
         items
     }
 }

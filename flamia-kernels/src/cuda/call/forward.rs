@@ -6,7 +6,7 @@ use flamia_sched::work::{HeadSections, Pass, Tiling};
 
 use super::operand::Operand;
 use super::tuning::Tuning;
-use super::{CallError, CallShape};
+use super::{CallError, CallShape, sections};
 use crate::cuda::forward::{Forward, ForwardCall, ForwardWork, ItemRows};
 use crate::cuda::quantise::{QuantiseCall, Quantised};
 use crate::cuda::tensor::{DeviceTensor, Scratch};
@@ -77,7 +77,7 @@ impl ForwardPlan {
     pub const fn tilings(&self) -> [Tiling; 2] {
         [
             self.forward.config().tiling(),
-            Tiling::backward(self.options.mask),
+            Tiling::backward(self.options.mask).with_section_rows(sections::BACKWARD_ROWS),
         ]
     }
 

@@ -211,6 +211,7 @@ impl Kernels {
             entries: plan.shape.documents + 1,
             mask: plan.options.mask,
             item_rows: plan.tilings().map(|tiling| tiling.item_rows),
+            section_rows: plan.tilings().map(|tiling| tiling.section_rows),
         };
         let mut kernels = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         let kernels = match &mut *kernels {

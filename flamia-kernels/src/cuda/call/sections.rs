@@ -7,6 +7,9 @@ use flamia_sched::work::HeadSections;
 
 use super::CallShape;
 
+/// Rows whose documents go out together in the backward pass ([`Tiling::section_rows`](flamia_sched::work::Tiling)).
+pub(super) const BACKWARD_ROWS: usize = 4096;
+
 /// Share of the L2 cache that what the items of a section share may take; what each reads by itself, outputs
 /// and the next section's pass through the rest.
 const L2_SHARE: usize = 2;
