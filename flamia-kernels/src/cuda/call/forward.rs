@@ -15,8 +15,7 @@ use crate::options::Options;
 /// Query rows of an item. Warpgroups that share keys were faster on every row that was measured with documents
 /// of 500 rows or more on average, those on their own with 291 (bench/LOG.md).
 pub(super) fn item_rows(shape: &CallShape) -> ItemRows {
-    let mean = shape.tokens / shape.documents.max(1);
-    if mean >= 384 {
+    if shape.mean_document() >= 384 {
         ItemRows::R192
     } else {
         ItemRows::R64
