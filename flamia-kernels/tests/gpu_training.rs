@@ -322,6 +322,25 @@ fn random_packed_rows_match_the_cpu_whatever_is_saved() {
     }
 }
 
+/// dV of one kernel is that of two. Under a window, one kernel walks on to the last tile of the item, which some
+/// of its keys are not seen by: a product with zeros truncates their accumulators once more than two kernels do,
+/// by less than a unit of BF16.
+fn assert_values_of_two_kernels(
+    found: &[Vec<f64>; 3],
+    two_kernels: &[Vec<f64>; 3],
+    problem: &Problem,
+    way: Way,
+) {
+    let Shape { kv_heads, mask, .. } = problem.shape;
+    let case = format!("beside two kernels, {way:?} {:?}", problem.shape);
+    if !matches!(mask, Mask::Window(_)) {
+        return assert_same_bits(&["dV"], found, two_kernels, &case);
+    }
+    let distance = distance(problem, "dV", kv_heads, &found[2], &two_kernels[2])
+        .unwrap_or_else(|error| panic!("{error}; {case}"));
+    assert!(distance.moved == 0, "dV {distance}; {case}");
+}
+
 /// Both kinds of sums, and both choices of what is saved: dK and dV do not depend on either. dV is that of two
 /// kernels; dK is not, of whose dS is BF16 here and E4M3 there.
 #[test]
@@ -355,7 +374,7 @@ fn one_kernel_matches_the_cpu_with_the_same_options() {
                 let way = Way::one_kernel(images, dq);
                 let found = run(way);
                 check(&found, &backward, way);
-                assert_same_bits(&["dV"], &found, &two_kernels, &("two kernels", way, shape));
+                assert_values_of_two_kernels(&found, &two_kernels, &backward.problem, way);
                 let first = first.get_or_insert_with(|| found.clone());
                 assert_same_bits(&["dK", "dV"], &found, first, &(way, shape));
             }
