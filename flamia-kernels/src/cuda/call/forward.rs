@@ -116,7 +116,8 @@ impl ForwardPlan {
     /// - Until then everything behind the addresses is valid memory of that GPU, nothing else writes
     ///   what is read or touches O, LSE and the scratch, and calls that share the schedule run one
     ///   after another.
-    /// - `schedule` was built by [`Kernels::build_schedule`] with this plan, for the same boundaries.
+    /// - `schedule` was built by [`Kernels::build_schedule`](super::Kernels::build_schedule) with this plan, for the same
+    ///   boundaries.
     pub unsafe fn launch(
         &self,
         stream: Stream<'_>,
