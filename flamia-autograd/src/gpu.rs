@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flamia_cuda::{Gpu, GpuError, Stream};
 use flamia_kernels::cuda::call::{
-    BackwardTensors, CallError, CallShape, CallTensors, ForwardPlan, Kernels, SavedImages,
-    TrainingPlan,
+    BackwardTensors, CallError, CallShape, CallTensors, ForwardPlan, Kernels, ONE_KERNEL_ROWS,
+    SavedImages, TrainingPlan,
 };
 use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
 use flamia_kernels::{Options, Profile};
@@ -126,18 +126,21 @@ pub fn prepare_gpu(
     kv_heads: usize,
     head_dim: usize,
 ) -> Result<(), GpuCallError> {
-    let shape = CallShape {
-        tokens: 1,
-        documents: 1,
-        heads,
-        kv_heads,
-        head_dim,
-    };
     let (kernels, options) = (Place::of(device)?.kernels, native(options));
-    if options.validate_training(head_dim).is_ok() {
-        kernels.training_plan(shape, &options, SavedImages::default())?;
-    } else {
-        kernels.plan(shape, &options)?;
+    // Kernels are chosen by the length of documents.
+    for tokens in [1, ONE_KERNEL_ROWS] {
+        let shape = CallShape {
+            tokens,
+            documents: 1,
+            heads,
+            kv_heads,
+            head_dim,
+        };
+        if options.validate_training(head_dim).is_ok() {
+            kernels.training_plan(shape, &options, SavedImages::default())?;
+        } else {
+            kernels.plan(shape, &options)?;
+        }
     }
     Ok(())
 }

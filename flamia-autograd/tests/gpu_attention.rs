@@ -88,6 +88,35 @@ fn outputs_and_gradients_match_the_host() {
     }
 }
 
+/// What form runs shows in dK, whose dS one kernel rounds otherwise.
+#[test]
+#[ignore = "needs a GPU"]
+fn the_form_follows_the_length_of_documents_unless_it_is_named() {
+    use BackwardForm::{Auto, OneKernel, TwoKernel};
+
+    start();
+    for (lengths, by_rule, other) in [
+        (&[4096][..], OneKernel, TwoKernel),
+        (&[512; 8], TwoKernel, OneKernel),
+    ] {
+        let documents = Documents::from_lengths(lengths).unwrap();
+        let tensor = |heads| normal(&[4096, heads, 64], Kind::BFloat16);
+        let (q, k, v, d_o) = (tensor(2), tensor(1), tensor(1), tensor(2));
+        let dk = |backward| {
+            let options = Options {
+                backward,
+                ..options(Mask::Causal)
+            };
+            let k = k.detach().set_requires_grad(true);
+            let o = attention(&q, &k, &v, &documents, &options, None).unwrap();
+            (&o * &d_o).sum(Kind::Float).f_backward().unwrap();
+            k.grad()
+        };
+        assert!(dk(Auto).equal(&dk(by_rule)), "{lengths:?}");
+        assert!(!dk(Auto).equal(&dk(other)), "{lengths:?}");
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn strides_batches_and_layers_do_not_show() {
@@ -206,7 +235,12 @@ impl Row {
     }
 
     fn attend(&self, [q, k, v]: &[Tensor; 3]) -> Tensor {
-        attention(q, k, v, &self.documents, &options(Mask::Causal), None).unwrap()
+        let options = Options {
+            // The same bits in every run.
+            backward: BackwardForm::TwoKernel,
+            ..options(Mask::Causal)
+        };
+        attention(q, k, v, &self.documents, &options, None).unwrap()
     }
 
     /// O and the gradients of Q, K and V.

@@ -85,9 +85,12 @@ pub enum DqAccumulator {
 /// How the backward pass of the `hopper` profile goes about dQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum BackwardForm {
-    /// dK with dV, then dQ: P and dS twice, one reference of dS per row of either, and the same bits in
-    /// every run.
+    /// On a GPU whichever is faster by a rule fitted to measurements, which knows the length of a document on
+    /// average: one kernel for long ones with sums of dQ in FP16, two otherwise. Two on the CPU.
     #[default]
+    Auto,
+    /// dK with dV, then dQ: P and dS twice, one reference of dS per row of either, and the same bits in
+    /// every run. The deterministic form, whatever the rule would pick.
     TwoKernel,
     /// All three of one dS. It is BF16 for dQ and dK, and so are K and Q: E4M3 wants references, which cost more
     /// than products of BF16 do. The parts of dQ that come from each 128 keys are added up as [`Options::dq`]
@@ -327,6 +330,7 @@ named!(
 );
 named!(
     BackwardForm,
+    BackwardForm::Auto => "auto",
     BackwardForm::TwoKernel => "two-kernel",
     BackwardForm::OneKernel => "one-kernel",
 );
@@ -403,9 +407,10 @@ pub struct Options {
     /// What the rows of O are divided by.
     pub normaliser: Normaliser,
     /// Partial sums of dQ; the `hopper` profile's two-kernel form accumulates in FP32 whatever is
-    /// asked here, and its one-kernel form has a power of two for each 32 queries.
+    /// asked here, and its one-kernel form has a power of two for each 32 queries. Where the
+    /// [`backward`](Self::backward) form is for the rule to pick, sums other than FP16 make it two kernels.
     pub dq: DqAccumulator,
-    /// What kernels the backward pass of the `hopper` profile is of.
+    /// What kernels the backward pass of the `hopper` profile is of; the other profile has one form.
     pub backward: BackwardForm,
     /// What a scale of Q, K, V or dO covers.
     pub operand_scales: OperandScales,
@@ -637,7 +642,7 @@ impl Options {
                 return refuse(
                     backward(),
                     format!("dq {}", self.dq),
-                    "its references follow tiles of queries; use `fp16`, `fp32`, or `two-kernel`",
+                    "its references follow tiles of queries; use `fp16`, `fp32`, or `auto` or `two-kernel`",
                 );
             }
         }

@@ -151,6 +151,26 @@ fn nan_poisons_what_reads_it_and_nothing_else() {
     }
 }
 
+/// The reference has no rule to pick by.
+#[test]
+fn auto_is_two_kernels_here() {
+    let problem = Problem::gaussian(&[2100], [1, 1, 64], &mut rng(6));
+    let auto = two_kernel(Mask::Causal);
+    assert_eq!(auto.backward, BackwardForm::Auto);
+    let named = Options {
+        backward: BackwardForm::TwoKernel,
+        ..auto
+    };
+    let [auto, named] = [auto, named].map(|options| compute::<bf16>(&problem, &options));
+    for (auto, named) in [
+        (auto.dq, named.dq),
+        (auto.dk, named.dk),
+        (auto.dv, named.dv),
+    ] {
+        assert_eq!(bits(&auto), bits(&named));
+    }
+}
+
 #[test]
 fn what_it_does_not_go_with_is_refused() {
     let refused = |options: Options| {

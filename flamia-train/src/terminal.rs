@@ -17,6 +17,8 @@ const TEMPLATE: &str = "{pos}/{len} {bar:16} {wide_msg}";
 /// The state of a run on the terminal. Nothing here fails: output that nobody takes is dropped.
 pub struct Progress {
     output: Output,
+    /// Steps that are done.
+    done: usize,
     steps: usize,
     state: State,
     last: Instant,
@@ -49,7 +51,7 @@ impl Progress {
             .with_style(style)
             .with_position(done as u64)
             .with_finish(ProgressFinish::Abandon);
-        Self::with_output(Output::Bar(bar), steps)
+        Self::with_output(Output::Bar(bar), done, steps)
     }
 
     fn lines(done: usize, steps: usize, writer: Box<dyn Write + Send>) -> Self {
@@ -60,27 +62,31 @@ impl Progress {
                 cadence,
                 started: Instant::now(),
             },
+            done,
             steps,
         )
     }
 
-    fn with_output(output: Output, steps: usize) -> Self {
+    fn with_output(output: Output, done: usize, steps: usize) -> Self {
         Self {
             output,
+            done,
             steps,
             state: State::default(),
             last: Instant::now(),
         }
     }
 
-    /// Shows that `step` steps are done, the last with this loss and learning rate on this many
-    /// tokens.
+    /// Shows that `step` steps are done, the last with this loss and learning rate, and those since the call
+    /// before on this many tokens.
     pub fn step(&mut self, step: usize, loss: f64, lr: f64, tokens: usize) {
         let elapsed = self.last.elapsed();
         self.last = Instant::now();
         self.state.loss = Some(loss);
         self.state.lr = lr;
-        self.state.speed.add(tokens, elapsed);
+        let steps = step.saturating_sub(self.done);
+        self.done = step;
+        self.state.speed.add(steps, tokens, elapsed);
         self.state.remaining = self.steps.saturating_sub(step);
         let state = &self.state;
         match &mut self.output {
@@ -171,11 +177,11 @@ struct Speed {
 }
 
 impl Speed {
-    fn add(&mut self, tokens: usize, elapsed: Duration) {
+    fn add(&mut self, steps: usize, tokens: usize, elapsed: Duration) {
         let elapsed = elapsed.as_secs_f64();
         let kept = (-elapsed / SMOOTHING_S).exp();
         self.tokens = kept * self.tokens + tokens as f64;
-        self.steps = kept * self.steps + 1.0;
+        self.steps = kept * self.steps + steps as f64;
         self.seconds = kept * self.seconds + elapsed;
     }
 
@@ -401,14 +407,34 @@ mod tests {
         let mut speed = Speed::default();
         assert_eq!((speed.tokens_per_s(), speed.seconds_per_step()), (0.0, 0.0));
         for _ in 0..100 {
-            speed.add(1000, Duration::from_secs(10));
+            speed.add(2, 1000, Duration::from_secs(10));
         }
         assert!((speed.tokens_per_s() - 100.0).abs() < 1e-9);
-        assert!((speed.seconds_per_step() - 10.0).abs() < 1e-9);
+        assert!((speed.seconds_per_step() - 5.0).abs() < 1e-9);
         for _ in 0..100 {
-            speed.add(1000, Duration::from_secs(1));
+            speed.add(1, 1000, Duration::from_secs(1));
         }
         assert!((speed.tokens_per_s() - 1000.0).abs() < 1.0);
+        assert!((speed.seconds_per_step() - 1.0).abs() < 1e-3);
+    }
+
+    /// On a GPU, nobody looks at a step between two points of the log.
+    #[test]
+    fn steps_that_were_not_shown_count_in_the_estimate() {
+        for done in [0, 500] {
+            let screen = Screen::new(0);
+            let mut progress = Progress::lines(done, 2000, Box::new(screen.clone()));
+            for step in (done + 10..=1800).step_by(10) {
+                // Ten steps of 21.5 ms.
+                progress.last -= Duration::from_millis(215);
+                progress.step(step, 1.3, 6e-4, 10 * 8192);
+            }
+            let text = screen.text();
+            let last = text.lines().last().unwrap();
+            // 200 steps of 21.5 ms are left.
+            assert!(last.starts_with("step 1800/2000 "), "{last}");
+            assert!(last.ends_with(" tok/s ETA 0:04"), "{last}");
+        }
     }
 
     #[test]

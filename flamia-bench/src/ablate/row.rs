@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use flamia_kernels::BackwardForm;
 use serde::Serialize;
 
 use super::Without;
@@ -42,6 +43,8 @@ pub struct Timing {
     pub pass: Pass,
     /// What was left out; nothing of the call as it is.
     pub without: Option<Without>,
+    /// Of the backward pass, if there is one.
+    pub form: Option<BackwardForm>,
     /// Milliseconds.
     pub ms: f64,
     /// Whether a CUDA graph was replayed.
@@ -63,6 +66,8 @@ pub struct Row {
     pub without: Option<String>,
     /// What took its place.
     pub instead: Option<&'static str>,
+    /// `two-kernel` or `one-kernel`, of the backward pass that ran.
+    pub backward: Option<String>,
     /// Milliseconds.
     pub ms: f64,
     /// These as a multiple of those of the call as it is: above 1 where it pays.
@@ -96,6 +101,7 @@ pub fn compared(timings: &[Timing], setting: &Setting) -> Vec<Row> {
             pass: timing.pass,
             without: timing.without.map(|without| without.to_string()),
             instead: timing.without.map(Without::instead),
+            backward: timing.form.map(|form| form.to_string()),
             ms: timing.ms,
             ratio: timing.ms / as_it_is.ms,
             tflops: flops / timing.ms / 1e9,
@@ -114,10 +120,14 @@ pub fn compared(timings: &[Timing], setting: &Setting) -> Vec<Row> {
 pub(super) mod tests {
     use super::*;
     use crate::attention::row::tests::setting;
+    use crate::attention::way::Way;
 
     pub fn timing(workload: &str, pass: Pass, without: Option<Without>, ms: f64) -> Timing {
+        let shape = Shape::named(workload).unwrap();
+        let way = without.map_or(Way::default(), Without::way);
         Timing {
-            shape: Shape::named(workload).unwrap(),
+            shape,
+            form: (pass == Pass::Train).then(|| way.form(&shape, Masking::Causal).form),
             pass,
             without,
             ms,
@@ -134,7 +144,7 @@ pub(super) mod tests {
             timing("4x4096", fwd, None, 0.5),
             timing("4x4096", fwd, longest, 0.75),
             timing("4x4096", train, None, 2.0),
-            timing("4x4096", train, Some(Without::TwoKernels), 2.25),
+            timing("4x4096", train, Some(Without::OneKernel), 2.25),
             timing("16x1024", fwd, None, 0.25),
             timing("16x1024", fwd, longest, 0.1875),
         ]
@@ -167,8 +177,9 @@ pub(super) mod tests {
             ("workload", "4x4096".into()),
             ("mask", "causal".into()),
             ("pass", "train".into()),
-            ("without", "two-kernels".into()),
-            ("instead", "one backward kernel, dQ in FP16".into()),
+            ("without", "one-kernel".into()),
+            ("instead", "two backward kernels".into()),
+            ("backward", "two-kernel".into()),
             ("ms", 2.25.into()),
             ("ratio", 1.125.into()),
             ("tflops", (flops / 2.25 / 1e9).into()),

@@ -24,22 +24,25 @@ pub enum Without {
     WideSections,
     /// Kernels that start while what is in front of them ends, quantisers among them
     EarlyStarts,
-    /// dQ's kernel beginning at the last items of dK and dV
+    /// dQ's kernel beginning at the last items of dK and dV, where there are two backward kernels
     Overlap,
-    /// One saved image of Q, K and V: both are saved, made in one pass, and the backward pass moves none
+    /// One saved image of Q, K and V: all that the backward pass reads are saved, made in one pass, and it moves
+    /// none
     OneImage,
-    /// Quantisers that make both images in one pass: both are saved, the second moved out of the first
-    /// (beside `one-image`)
+    /// Quantisers that make both images in one pass: as `one-image`, the second moved out of the first (beside
+    /// it)
     OnePass,
-    /// Two backward kernels: one kernel, with dQ added up in FP16
-    TwoKernels,
-    /// Two backward kernels: one kernel, with dQ added up in FP32 (beside `two-kernels`)
+    /// One backward kernel where the rule picks it: two, as deterministic runs have them
+    OneKernel,
+    /// Sums of dQ in FP16 where the rule picks one backward kernel: sums in FP32
     Fp16Sums,
+    /// Two backward kernels where the rule picks them: one, with dQ added up in FP16
+    TwoKernels,
 }
 
 impl Without {
     /// All of them.
-    pub const ALL: [Without; 10] = [
+    pub const ALL: [Without; 11] = [
         Without::LongestFirst,
         Without::Dynamic,
         Without::Sections,
@@ -48,8 +51,9 @@ impl Without {
         Without::Overlap,
         Without::OneImage,
         Without::OnePass,
-        Without::TwoKernels,
+        Without::OneKernel,
         Without::Fp16Sums,
+        Without::TwoKernels,
     ];
 
     /// How the call is made then.
@@ -89,8 +93,13 @@ impl Without {
                 images: SavedImages::Both,
                 ..tuned(|tuning| tuning.fuses_images = false)
             },
-            Without::TwoKernels => one_kernel(DqAccumulator::Fp16),
+            Without::OneKernel => Way {
+                backward: BackwardForm::TwoKernel,
+                ..way
+            },
+            // Named, since the rule picks two for such sums.
             Without::Fp16Sums => one_kernel(DqAccumulator::Fp32),
+            Without::TwoKernels => one_kernel(DqAccumulator::Fp16),
         }
     }
 
@@ -103,15 +112,18 @@ impl Without {
             Without::WideSections => "a section for each key/value head",
             Without::EarlyStarts => "every kernel waits for the one in front",
             Without::Overlap => "dQ after dK and dV",
-            Without::OneImage => "both images saved, made in one pass",
-            Without::OnePass => "both images saved, the second moved",
-            Without::TwoKernels => "one backward kernel, dQ in FP16",
+            Without::OneImage => "all images saved, made in one pass",
+            Without::OnePass => "all images saved, the second moved",
+            Without::OneKernel => "two backward kernels",
             Without::Fp16Sums => "one backward kernel, dQ in FP32",
+            Without::TwoKernels => "one backward kernel, dQ in FP16",
         }
     }
 
-    /// Whether a call of this pass is another one without it.
-    pub const fn shows_in(self, pass: Pass) -> bool {
+    /// Whether a call of this pass, with a backward pass of the form that the rule picks, has it to leave out.
+    pub const fn shows_in(self, pass: Pass, form: BackwardForm) -> bool {
+        let trains = matches!(pass, Pass::Train);
+        let is_one_kernel = matches!(form, BackwardForm::OneKernel);
         match self {
             Without::LongestFirst
             | Without::Dynamic
@@ -119,11 +131,9 @@ impl Without {
             | Without::WideSections
             | Without::EarlyStarts => true,
             // A forward pass alone saves nothing, and has no gradients.
-            Without::Overlap
-            | Without::OneImage
-            | Without::OnePass
-            | Without::TwoKernels
-            | Without::Fp16Sums => matches!(pass, Pass::Train),
+            Without::OneImage | Without::OnePass => trains,
+            Without::OneKernel | Without::Fp16Sums => trains && is_one_kernel,
+            Without::Overlap | Without::TwoKernels => trains && !is_one_kernel,
         }
     }
 }
@@ -140,6 +150,21 @@ mod tests {
     use super::*;
     use crate::attention::row::Masking;
 
+    const FORMS: [BackwardForm; 2] = [BackwardForm::TwoKernel, BackwardForm::OneKernel];
+
+    /// The call that is made where the rule picks a form, without what that form does not read.
+    fn made(way: Way, by_rule: BackwardForm) -> Way {
+        let mut made = way;
+        if made.backward == BackwardForm::Auto {
+            made.backward = by_rule;
+        }
+        match made.backward {
+            BackwardForm::OneKernel => made.tuning.overlaps_gradients = true,
+            _ => made.dq = DqAccumulator::default(),
+        }
+        made
+    }
+
     #[test]
     fn every_way_is_another_one_and_a_call_that_can_be_made() {
         let mut ways = vec![Way::default()];
@@ -149,9 +174,31 @@ mod tests {
             ways.push(way);
             let options = way.options(Masking::Causal);
             assert!(options.validate_training(128).is_ok(), "{without}");
-            assert!(without.shows_in(Pass::Train));
         }
         assert_eq!(Without::ALL.as_slice(), Without::value_variants());
+    }
+
+    #[test]
+    fn calls_that_are_the_same_without_it_are_not_timed_twice() {
+        for form in FORMS {
+            let as_it_is = made(Way::default(), form);
+            let mut shown = Vec::new();
+            for without in Without::ALL {
+                let call = made(without.way(), form);
+                if without.shows_in(Pass::Train, form) {
+                    assert!(call != as_it_is && !shown.contains(&call), "{without}");
+                    shown.push(call);
+                } else {
+                    // Sums of dQ in FP32 are nothing that two kernels are without.
+                    let is_same = call == as_it_is || without == Without::Fp16Sums;
+                    assert!(is_same, "{without} {form}");
+                }
+            }
+        }
+        for without in Without::ALL {
+            let shows = FORMS.map(|form| without.shows_in(Pass::Train, form));
+            assert!(shows.contains(&true), "{without}");
+        }
     }
 
     #[test]
@@ -169,7 +216,13 @@ mod tests {
                 dq: way.dq,
                 ..Way::default()
             };
-            assert_eq!(without.shows_in(Pass::Fwd), way != as_it_is, "{without}");
+            for form in FORMS {
+                assert_eq!(
+                    without.shows_in(Pass::Fwd, form),
+                    way != as_it_is,
+                    "{without}"
+                );
+            }
         }
     }
 }

@@ -41,10 +41,11 @@ use self::workload::{Shape, shapes};
 /// `in` where a low-bit call starts from BF16, `out` where its operands were quantised before. The
 /// schedule, made once a micro-batch for all layers, is not in the time. TFLOP/s count causal
 /// operations once: 4 * heads * head_dim * sum(length^2) / 2 forward, 2.5 times that backward. Which form
-/// of the backward pass our calls ran is in the table, and why is below it.
+/// of the backward pass the rule picked for our calls is in the table, and why is below it.
 ///
 /// With --memory nothing is timed: it shows what one causal training call of 131,072 rows (32 documents of
-/// 4,096, 16 heads of 128) holds between its passes and occupies at most, beside the BF16 peers'.
+/// 4,096, 16 heads of 128) holds between its passes and occupies at most, beside the BF16 peers'. Ours is shown
+/// as the rule has it, which is one backward kernel there, and with two, which take less for themselves.
 ///
 /// Before the clock starts, outputs are compared: ours with the CPU's on a part of the row, the
 /// peers' with ours. A wrong result is not timed.

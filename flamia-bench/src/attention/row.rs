@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use flamia_kernels::BackwardForm;
+use flamia_kernels::cuda::call::FormChoice;
 use serde::Serialize;
 
 use super::workload::Shape;
@@ -102,7 +102,7 @@ pub struct Measurement {
     /// of quantised operands and schedule have.
     pub memory: Option<Memory>,
     /// What kernels the backward pass is of, where that can be chosen.
-    pub form: Option<BackwardForm>,
+    pub form: Option<FormChoice>,
     /// What else there is to know.
     pub note: String,
 }
@@ -158,6 +158,8 @@ pub struct Row {
     pub layout_bytes: Option<u64>,
     /// `two-kernel` or `one-kernel`, of our calls with a backward pass.
     pub backward: Option<String>,
+    /// What decided that.
+    pub backward_reason: Option<&'static str>,
     /// Whether a CUDA graph was replayed.
     pub graph: Option<bool>,
     /// Rounds of which this is the median.
@@ -198,7 +200,8 @@ pub fn compared(measurements: &[Measurement], setting: &Setting) -> Vec<Row> {
             speedup_bf16: speedup(|peer| peer.system.precision == Precision::Bf16),
             memory_bytes: m.memory.map(|memory| memory.peak),
             layout_bytes: m.memory.and_then(|memory| memory.layouts),
-            backward: m.form.map(|form| form.to_string()),
+            backward: m.form.map(|choice| choice.form.to_string()),
+            backward_reason: m.form.map(|choice| choice.reason),
             graph: m.graph,
             rounds: m.rounds,
             note: m.note.clone(),
@@ -214,6 +217,7 @@ pub fn compared(measurements: &[Measurement], setting: &Setting) -> Vec<Row> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::attention::way::Way;
 
     pub fn system(name: &str) -> System {
         System {
@@ -232,10 +236,14 @@ pub(crate) mod tests {
     }
 
     pub fn measured(workload: &str, pass: Pass, name: &str, ms: f64) -> Measurement {
-        let system = system(name);
+        let (system, shape, mask) = (
+            system(name),
+            Shape::named(workload).unwrap(),
+            Masking::Causal,
+        );
         Measurement {
-            shape: Shape::named(workload).unwrap(),
-            mask: Masking::Causal,
+            shape,
+            mask,
             pass,
             quantisation: system.is_ours.then_some(Quantisation::In),
             system,
@@ -243,7 +251,8 @@ pub(crate) mod tests {
             graph: Some(true),
             rounds: Some(15),
             memory: None,
-            form: (system_is_ours(name) && pass != Pass::Fwd).then(BackwardForm::default),
+            form: (system_is_ours(name) && pass != Pass::Fwd)
+                .then(|| Way::default().form(&shape, mask)),
             note: String::new(),
         }
     }
@@ -270,6 +279,7 @@ pub(crate) mod tests {
                 measured("4x4096", Pass::Bwd, "flamia", 0.25),
                 measured("16x1024", Pass::Fwd, "FA3", 0.1),
                 full,
+                measured("16x1024", Pass::Bwd, "flamia", 0.5),
             ],
             &setting(),
         );
@@ -278,8 +288,9 @@ pub(crate) mod tests {
         assert_eq!(rows[1].speedup_bf16, Some(0.5 / 0.75));
         assert_eq!(rows[3].speedup, Some(1.0));
         assert_eq!(rows[4].speedup, None, "nobody else has a backward");
-        let forms = [0, 1, 4].map(|i: usize| rows[i].backward.as_deref());
-        assert_eq!(forms, [None, None, Some("two-kernel")]);
+        let forms = [0, 1, 4, 7].map(|i: usize| rows[i].backward.as_deref());
+        assert_eq!(forms, [None, None, Some("one-kernel"), Some("two-kernel")]);
+        assert_ne!(rows[4].backward_reason, rows[7].backward_reason);
         // 4 * 16 * 128 * 4 * 4096^2 / 2 operations in a quarter of a millisecond.
         assert!((rows[0].tflops - 1_099.511_627_776).abs() < 1e-6);
     }
@@ -307,6 +318,7 @@ pub(crate) mod tests {
             ("memory_bytes", 110.into()),
             ("layout_bytes", 100.into()),
             ("backward", serde_json::Value::Null),
+            ("backward_reason", serde_json::Value::Null),
             ("graph", true.into()),
             ("rounds", 15.into()),
             ("note", "".into()),

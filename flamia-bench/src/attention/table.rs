@@ -1,6 +1,5 @@
 //! Rows as people read them, and what they come to on average.
 
-use flamia_kernels::cuda::call::fastest_form;
 use serde::Serialize;
 
 use super::row::{Masking, Pass, Quantisation, Row};
@@ -75,21 +74,26 @@ fn note(row: &Row) -> Option<String> {
     (!notes.is_empty()).then(|| notes.join(", "))
 }
 
-/// Which form our backward passes ran, and why; nothing where none did.
+fn choice(row: &Row) -> Option<(&str, &'static str)> {
+    Some((row.backward.as_deref()?, row.backward_reason?))
+}
+
+/// Which form our backward passes ran on which workloads, and why; nothing where none did.
 pub fn form(rows: &[Row]) -> Option<String> {
-    let mut forms: Vec<_> = rows
-        .iter()
-        .filter_map(|row| row.backward.as_deref())
-        .collect();
+    let mut forms: Vec<_> = rows.iter().filter_map(choice).collect();
     forms.sort_unstable();
     forms.dedup();
-    (!forms.is_empty()).then(|| {
-        let reason = fastest_form().reason;
-        format!(
-            "our backward passes are of the form {}: {reason}",
-            forms.join(", ")
-        )
-    })
+    let mut told = Vec::new();
+    for (form, reason) in forms {
+        let mut workloads: Vec<_> = rows
+            .iter()
+            .filter(|row| choice(row) == Some((form, reason)))
+            .map(|row| row.workload)
+            .collect();
+        workloads.dedup();
+        told.push(format!("{form} on {}: {reason}", workloads.join(", ")));
+    }
+    (!told.is_empty()).then(|| format!("our backward passes:\n- {}", told.join("\n- ")))
 }
 
 /// How one of our calls compares over all workloads.
@@ -246,14 +250,19 @@ mod tests {
     fn the_form_of_the_backward_pass_is_told_with_its_reason() {
         let peers = [measured("4x4096", Pass::Bwd, "FA2", 0.5)];
         assert_eq!(form(&compared(&peers, &setting())), None);
-        let ours = [measured("4x4096", Pass::Train, "flamia", 0.5)];
+        let ours = [
+            measured("4x4096", Pass::Bwd, "flamia", 0.25),
+            measured("4x4096", Pass::Train, "flamia", 0.5),
+            measured("16x1024", Pass::Train, "flamia", 0.5),
+            measured("1x16384", Pass::Train, "flamia", 0.5),
+        ];
         let rows = compared(&ours, &setting());
         let told = form(&rows).unwrap();
-        assert!(
-            told.contains("two-kernel") && told.contains("bench/LOG.md"),
-            "{told}"
-        );
-        assert_eq!(lines(&rows)[0].backward.as_deref(), Some("two-kernel"));
+        let told: Vec<_> = told.lines().collect();
+        assert_eq!(told.len(), 3);
+        assert!(told[1].starts_with("- one-kernel on 4x4096, 1x16384: documents have 2,048"));
+        assert!(told[2].starts_with("- two-kernel on 16x1024: documents have fewer"));
+        assert_eq!(lines(&rows)[0].backward.as_deref(), Some("one-kernel"));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! How our own call is made.
 
-use flamia_kernels::cuda::call::{SavedImages, Tuning, fastest_form};
+use flamia_kernels::cuda::call::{FormChoice, SavedImages, Tuning, form_of};
 use flamia_kernels::{BackwardForm, DqAccumulator, Mask, Options, Path, Profile};
 
 use super::row::Masking;
+use super::workload::Shape;
 
 /// In which order items of a packed row go out, and how they are acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -18,11 +19,11 @@ pub enum Schedule {
 }
 
 /// What is saved, which kernels run, and how they are launched.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Way {
     #[allow(missing_docs)]
     pub images: SavedImages,
-    #[allow(missing_docs)]
+    /// As the options have it: the rule picks unless one is named.
     pub backward: BackwardForm,
     /// What one kernel adds dQ up in.
     pub dq: DqAccumulator,
@@ -32,19 +33,12 @@ pub struct Way {
     pub schedule: Schedule,
 }
 
-impl Default for Way {
-    fn default() -> Self {
-        Self {
-            images: SavedImages::default(),
-            backward: fastest_form().form,
-            dq: DqAccumulator::default(),
-            tuning: Tuning::default(),
-            schedule: Schedule::default(),
-        }
-    }
-}
-
 impl Way {
+    /// The form of the backward pass on a workload, and what decided.
+    pub fn form(&self, shape: &Shape, mask: Masking) -> FormChoice {
+        form_of(&shape.of_call(), &self.options(mask))
+    }
+
     /// The options that are timed, and compared with the CPU.
     pub fn options(&self, mask: Masking) -> Options {
         Options {

@@ -1,5 +1,6 @@
 //! What attention is timed on: the packed rows of the paper's section 4.1, and batches.
 
+use flamia_kernels::cuda::call::CallShape;
 use flamia_sched::Documents;
 use flamia_sched::workloads::{WORKLOADS, Workload};
 
@@ -87,6 +88,14 @@ impl Shape {
     /// If the lengths are more than a packed row can hold, which those of [`shapes`] are not.
     pub fn documents(&self) -> Documents {
         Documents::from_lengths(self.lengths).expect("a workload fits a packed row")
+    }
+
+    /// The shape of its calls.
+    ///
+    /// # Panics
+    /// As [`Shape::documents`].
+    pub fn of_call(&self) -> CallShape {
+        CallShape::of(&self.documents(), self.heads, self.kv_heads, self.head_dim)
     }
 
     /// Floating-point operations of a pass, as all who publish times of attention count them: two

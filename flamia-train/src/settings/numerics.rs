@@ -30,6 +30,7 @@ impl KernelSettings {
             tau: self.tau as f32,
             normaliser: self.normaliser.0,
             dq: self.dq.unwrap_or(auto.dq),
+            backward: self.backward.0,
             operand_scales: self.operand_scales.unwrap_or(auto.operand_scales),
             ds_exponent: self.ds_exponent.unwrap_or(auto.ds_exponent),
             exponential: self.exponential.0,

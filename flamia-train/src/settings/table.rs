@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use flamia_kernels::{
-    Backend, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard, Normaliser,
-    OperandScales, Path, Profile, ValueScales,
+    Backend, BackwardForm, DkRounding, DqAccumulator, DsExponent, Exponential, Hadamard,
+    Normaliser, OperandScales, Path, Profile, ValueScales,
 };
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,8 @@ settings_table! {
         device: Device = Device::Auto;
         /// CPU threads, for torch and for the attention; 0 takes all cores.
         ///
-        /// Runs are repeatable bit for bit with the same number of threads.
+        /// Runs on the CPU are repeatable bit for bit with the same number of threads; attention's kernels
+        /// on a GPU with --kernel-backward two-kernel.
         threads: usize = 0;
         /// The seed of the weights, of the order of documents, of the validation split and of stochastic
         /// rounding.
@@ -180,6 +181,12 @@ settings_table! {
         /// fp16 has one power of two per document and head, fp16-causal one per query row that no
         /// later key shows in. auto is fp16, and fp16-causal with exact.
         dq: Auto<DqAccumulator> = Auto::Auto;
+        /// How many kernels compute the gradients in profile hopper: one, two, or as is faster on a GPU.
+        ///
+        /// auto is one-kernel on a GPU where documents have 2,048 tokens or more on average and dq is fp16,
+        /// and two-kernel elsewhere. one-kernel adds dQ up in no fixed order; two-kernel gives the same bits
+        /// in every run, whatever auto would pick. one-kernel goes with profile hopper alone.
+        backward: Named<BackwardForm> = Named(BackwardForm::Auto);
         /// Attention weights are scaled by 2^c before they are rounded to E4M3.
         ///
         /// More keeps smaller weights; c + tau must not pass log2(448), E4M3's largest number.

@@ -49,6 +49,7 @@ kernel.exact | --kernel-exact | FLAMIA_KERNEL_EXACT | false | true | true
 kernel.operand_scales | --kernel-operand-scales | FLAMIA_KERNEL_OPERAND_SCALES | auto | token | 'token'
 kernel.ds_exponent | --kernel-ds-exponent | FLAMIA_KERNEL_DS_EXPONENT | auto | row | 'row'
 kernel.dq | --kernel-dq | FLAMIA_KERNEL_DQ | auto | fp16-causal | 'fp16-causal'
+kernel.backward | --kernel-backward | FLAMIA_KERNEL_BACKWARD | auto | two-kernel | 'two-kernel'
 kernel.c | --kernel-c | FLAMIA_KERNEL_C | 4 | 3 | 3
 kernel.tau | --kernel-tau | FLAMIA_KERNEL_TAU | 4.0 | 4.5 | 4.5
 kernel.normaliser | --kernel-normaliser | FLAMIA_KERNEL_NORMALISER | auto | unrounded | 'unrounded'
@@ -494,6 +495,12 @@ fn numerics_that_the_kernels_refuse_are_told_in_words_of_the_settings() {
              --kernel-profile): head dimension 96 is not supported: use one of [64, 128]",
         ),
         (
+            "--kernel-backward one-kernel",
+            "attention = mxfp8 and kernel.backward = one-kernel (flag --kernel-backward): backward \
+             one-kernel does not go with path mxfp8, profile auto: it is a form of `mxfp8` with profile \
+             `hopper`",
+        ),
+        (
             "--kernel-exact --kernel-profile hopper",
             "kernel.profile = hopper (flag --kernel-profile) and kernel.exact = true",
         ),
@@ -520,6 +527,7 @@ fn names_of_numerics_are_the_kernels_own() {
             "fp16_causal",
             "auto, fp16, fp16-causal, fp32",
         ),
+        ("--kernel-backward", "one", "auto, two-kernel, one-kernel"),
         (
             "--kernel-exponential",
             "poly",
@@ -567,7 +575,7 @@ fn options(args: &str) -> flamia_kernels::Options {
 
 #[test]
 fn what_is_left_at_auto_follows_the_path_and_exact() {
-    use flamia_kernels::{DkRounding, DqAccumulator, Mask, Options, Path};
+    use flamia_kernels::{BackwardForm, DkRounding, DqAccumulator, Mask, Options, Path};
     for path in Path::ALL {
         let plain = Options::new(path, Mask::Causal);
         assert_eq!(options(&format!("--attention {path}")), plain);
@@ -575,6 +583,12 @@ fn what_is_left_at_auto_follows_the_path_and_exact() {
             options(&format!("--attention {path} --kernel-exact")),
             plain.exact()
         );
+    }
+    let hopper = "--kernel-profile hopper";
+    assert_eq!(options(hopper).backward, BackwardForm::Auto);
+    for form in [BackwardForm::TwoKernel, BackwardForm::OneKernel] {
+        let named = options(&format!("{hopper} --kernel-backward {form}"));
+        assert_eq!(named.backward, form);
     }
     let fp4 = options("--attention fp4");
     assert_eq!(

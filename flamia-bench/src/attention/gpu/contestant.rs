@@ -1,7 +1,7 @@
 //! What it takes to be timed.
 
 use flamia_cuda::{Gpu, Graph, Stream, Timer};
-use flamia_kernels::BackwardForm;
+use flamia_kernels::cuda::call::FormChoice;
 
 use super::error::GpuBenchError;
 use crate::attention::row::{Memory, Pass, Quantisation, System};
@@ -31,7 +31,7 @@ pub trait Contestant {
     fn note(&self) -> &'static str;
 
     /// What kernels the backward pass in the call is of, where that can be chosen.
-    fn form(&self, call: Call) -> Option<BackwardForm>;
+    fn form(&self, call: Call) -> Option<FormChoice>;
 }
 
 /// A call that was run before, as it is timed.

@@ -2,9 +2,8 @@
 
 use flamia_autograd::TorchMemory;
 use flamia_cuda::Stream;
-use flamia_kernels::BackwardForm;
 use flamia_kernels::cuda::call::{
-    BackwardCodes, BackwardTensors, CallShape, CallTensors, Codes, ForwardPlan, SavedImages,
+    BackwardCodes, BackwardTensors, CallTensors, Codes, FormChoice, ForwardPlan, SavedImages,
     TrainingPlan,
 };
 use flamia_kernels::cuda::tensor::Scratch;
@@ -54,8 +53,7 @@ impl<'a> Flamia<'a> {
         (name, way): (String, Way),
         stream: Stream<'_>,
     ) -> Result<Self, GpuBenchError> {
-        let (shape, documents) = (operands.shape, &operands.documents);
-        let shape = CallShape::of(documents, shape.heads, shape.kv_heads, shape.head_dim);
+        let (shape, documents) = (operands.shape.of_call(), &operands.documents);
         let plan = device.kernels.tuned_training_plan(
             shape,
             &way.options(mask),
@@ -138,6 +136,13 @@ impl<'a> Flamia<'a> {
                 layouts: Some(layouts),
             }),
         })
+    }
+}
+
+impl Flamia<'_> {
+    /// Whether both backward passes are of the same form.
+    pub fn is_of_form(&self, other: &Flamia<'_>) -> bool {
+        self.plan.form().form == other.plan.form().form
     }
 }
 
@@ -282,7 +287,7 @@ impl Contestant for Flamia<'_> {
         ""
     }
 
-    fn form(&self, call: Call) -> Option<BackwardForm> {
-        (call.pass != Pass::Fwd).then_some(self.way.backward)
+    fn form(&self, call: Call) -> Option<FormChoice> {
+        (call.pass != Pass::Fwd).then(|| self.plan.form())
     }
 }

@@ -5,7 +5,7 @@ use std::error::Error;
 use flamia_autograd::TorchMemory;
 use flamia_autograd::peers::{Peer, PeerCall, PeerForward, PeerGradients};
 use flamia_cuda::Stream;
-use flamia_kernels::BackwardForm;
+use flamia_kernels::cuda::call::FormChoice;
 use tch::Tensor;
 
 use super::contestant::{Call, Contestant};
@@ -145,7 +145,7 @@ impl Contestant for Libtorch<'_> {
         }
     }
 
-    fn form(&self, _: Call) -> Option<BackwardForm> {
+    fn form(&self, _: Call) -> Option<FormChoice> {
         None
     }
 }

@@ -3,8 +3,8 @@
 //! Products multiply codes. A block scale that is constant along the contraction multiplies the
 //! result; one that varies along it is folded, as a power of two, into the operand that the kernel
 //! holds in FP32 (P or dS) before that is rounded, relative to a running reference of the
-//! accumulator row. The backward pass is the two-kernel form, dK with dV, then dQ; or the one-kernel form,
-//! whose dK and dV are the same.
+//! accumulator row. The backward pass is the two-kernel form, dK with dV, then dQ, unless the one-kernel form
+//! is named, whose dV is the same.
 
 mod accumulator;
 mod forward;

@@ -2,29 +2,65 @@
 
 use flamia_sched::work::HeadSections;
 
+use super::CallShape;
 use crate::cuda::backward_fused::{BackwardFused, DqSums};
 use crate::cuda::backward_keys::BackwardKeys;
 use crate::cuda::backward_queries::BackwardQueries;
 use crate::options::{BackwardForm, DqAccumulator, Options};
 
+/// Rows of a document, on average, from which one kernel is taken to be the faster form.
+///
+/// Microseconds of the whole backward pass on an H200, launches around the kernels included (16 heads of 128,
+/// causal):
+///
+/// | packed row | mean document | two kernels | one kernel, FP16 sums | one kernel, FP32 sums |
+/// | --- | --- | --- | --- | --- |
+/// | 1x16384 | 16,384 | 4,727 | 4,197 | 5,059 |
+/// | 4x4096 | 4,096 | 1,306 | 1,165 | 1,611 |
+/// | 16x1024 | 1,024 | 452 | 529 | 733 |
+/// | 8192 + 32x256 | 496 | 1,354 | 1,197 | 1,467 |
+///
+/// The host knows how many documents there are and never where they end: one long document among many short
+/// ones, as in the last row, is not seen, and runs in two kernels.
+pub const ONE_KERNEL_ROWS: usize = 2048;
+
 /// A form of the backward pass, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormChoice {
-    #[allow(missing_docs)]
+    /// Never [`BackwardForm::Auto`].
     pub form: BackwardForm,
-    /// The measurement that decides.
+    /// What decided.
     pub reason: &'static str,
 }
 
-/// The form that takes the least time on an H200, whatever the documents: two kernels, which are also
-/// the form whose bits are the same in every run. It is the default of [`Options::backward`]; one kernel,
-/// in 10 to 18 % more time (bench/LOG.md, the backward pass's kernels), runs where it is asked for.
-pub const fn fastest_form() -> FormChoice {
-    FormChoice {
-        form: BackwardForm::TwoKernel,
-        reason: "one kernel took 10 to 18 % longer on every row that was measured, with sums in FP16 as \
-                 in FP32 (bench/LOG.md), and its dQ is not the same bits in every run",
-    }
+/// The form that calls of this shape run on a GPU: that of the options if they name one, else the faster by
+/// [`ONE_KERNEL_ROWS`]. One kernel adds dQ up in no fixed order: name two where runs have to repeat bit for
+/// bit.
+pub fn form_of(shape: &CallShape, options: &Options) -> FormChoice {
+    let (form, reason) = match (options.backward, options.dq) {
+        (BackwardForm::TwoKernel | BackwardForm::OneKernel, _) => {
+            (options.backward, "it was asked for")
+        }
+        (BackwardForm::Auto, DqAccumulator::Fp32) => (
+            BackwardForm::TwoKernel,
+            "sums of dQ in FP32 made one kernel slower on every row that was measured",
+        ),
+        (BackwardForm::Auto, DqAccumulator::Fp16Causal) => (
+            BackwardForm::TwoKernel,
+            "one kernel has no references of dQ for single rows",
+        ),
+        (BackwardForm::Auto, DqAccumulator::Fp16) => match shape.mean_document() {
+            0..ONE_KERNEL_ROWS => (
+                BackwardForm::TwoKernel,
+                "documents have fewer than 2,048 rows on average, where two kernels took less time",
+            ),
+            ONE_KERNEL_ROWS.. => (
+                BackwardForm::OneKernel,
+                "documents have 2,048 rows or more on average, where one kernel took less time",
+            ),
+        },
+    };
+    FormChoice { form, reason }
 }
 
 /// The kernels of a form.
@@ -62,11 +98,68 @@ pub(super) fn dq_sums(options: &Options) -> DqSums {
 
 #[cfg(test)]
 mod tests {
+    use flamia_sched::Mask;
+
     use super::*;
+    use crate::options::{Path, Profile};
+
+    fn choice(tokens: usize, documents: usize, change: impl FnOnce(&mut Options)) -> FormChoice {
+        let shape = CallShape {
+            tokens,
+            documents,
+            heads: 16,
+            kv_heads: 16,
+            head_dim: 128,
+        };
+        let mut options = Options::new(Path::Mxfp8, Mask::Causal);
+        options.profile = Profile::Hopper;
+        change(&mut options);
+        let choice = form_of(&shape, &options);
+        // What is picked can be run.
+        options.backward = choice.form;
+        assert!(options.validate_training(128).is_ok(), "{options:?}");
+        choice
+    }
+
+    /// The faster one of the measurements that the rule was fitted to, but for the row that it cannot see.
+    #[test]
+    fn the_rule_picks_by_the_mean_document() {
+        let form = |tokens, documents| choice(tokens, documents, |_| ()).form;
+        assert_eq!(form(16_384, 1), BackwardForm::OneKernel);
+        assert_eq!(form(16_384, 4), BackwardForm::OneKernel);
+        assert_eq!(form(16_384, 16), BackwardForm::TwoKernel);
+        assert_eq!(form(16_384, 33), BackwardForm::TwoKernel);
+        assert_eq!(form(16_384, 8), BackwardForm::OneKernel);
+        assert_eq!(form(16_383, 8), BackwardForm::TwoKernel);
+        assert_eq!(form(0, 0), BackwardForm::TwoKernel);
+    }
 
     #[test]
-    fn the_default_is_the_fastest_form() {
-        assert_eq!(fastest_form().form, BackwardForm::default());
-        assert!(fastest_form().reason.contains("bench/LOG.md"));
+    fn reasons_tell_the_threshold() {
+        for (documents, form) in [(1, BackwardForm::OneKernel), (99, BackwardForm::TwoKernel)] {
+            let picked = choice(16_384, documents, |_| ());
+            assert_eq!(picked.form, form);
+            let told = picked.reason.replace(',', "");
+            assert!(told.contains(&ONE_KERNEL_ROWS.to_string()), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_named_form_is_run_whatever_the_rule_picks() {
+        for form in [BackwardForm::OneKernel, BackwardForm::TwoKernel] {
+            for documents in [1, 1000] {
+                let picked = choice(16_384, documents, |options| options.backward = form);
+                assert_eq!(picked.form, form);
+                assert!(picked.reason.contains("asked for"));
+            }
+        }
+    }
+
+    #[test]
+    fn other_sums_than_fp16_make_it_two_kernels() {
+        for dq in [DqAccumulator::Fp32, DqAccumulator::Fp16Causal] {
+            let picked = choice(16_384, 1, |options| options.dq = dq);
+            assert_eq!(picked.form, BackwardForm::TwoKernel, "{dq}");
+        }
     }
 }

@@ -15,8 +15,7 @@ use crate::options::Options;
 /// Query rows of an item. Warpgroups that share keys were faster on every row that was measured with documents
 /// of 500 rows or more on average, those on their own with 291 (bench/LOG.md).
 pub(super) fn item_rows(shape: &CallShape) -> ItemRows {
-    let mean = shape.tokens / shape.documents.max(1);
-    if mean >= 384 {
+    if shape.mean_document() >= 384 {
         ItemRows::R192
     } else {
         ItemRows::R64
@@ -117,7 +116,8 @@ impl ForwardPlan {
     /// - Until then everything behind the addresses is valid memory of that GPU, nothing else writes
     ///   what is read or touches O, LSE and the scratch, and calls that share the schedule run one
     ///   after another.
-    /// - `schedule` was built by [`Kernels::build_schedule`] with this plan, for the same boundaries.
+    /// - `schedule` was built by [`Kernels::build_schedule`](super::Kernels::build_schedule) with this plan, for the same
+    ///   boundaries.
     pub unsafe fn launch(
         &self,
         stream: Stream<'_>,

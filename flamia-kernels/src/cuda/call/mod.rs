@@ -16,7 +16,7 @@ use flamia_cuda::{Arch, BuildError, Gpu, Stream};
 use flamia_sched::Documents;
 use flamia_sched::cuda::{Boundary, BuildCall, ScheduleError, ScheduleKernels, ScheduleLayout};
 
-pub use self::form::{FormChoice, fastest_form};
+pub use self::form::{FormChoice, ONE_KERNEL_ROWS, form_of};
 use self::forward::item_rows;
 pub use self::forward::{CallTensors, Codes, ForwardPlan};
 pub use self::training::{BackwardCodes, BackwardTensors, SavedImages, TrainingPlan};
@@ -109,6 +109,11 @@ impl CallShape {
             kv_heads,
             head_dim,
         }
+    }
+
+    /// Rows of a document on average, empty ones included.
+    fn mean_document(&self) -> usize {
+        self.tokens / self.documents.max(1)
     }
 
     /// Query heads of a key/value head.

@@ -19,7 +19,7 @@ const SHORT: usize = 1024;
 
 /// Whether documents are taken to be of one length, from their mean.
 fn is_even(shape: &CallShape) -> bool {
-    shape.tokens / shape.documents.max(1) >= SHORT
+    shape.mean_document() >= SHORT
 }
 
 /// Sections pay where all items cost the same: under the full mask, with documents as long as one another.

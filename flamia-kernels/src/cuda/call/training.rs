@@ -3,7 +3,7 @@
 use flamia_cuda::Stream;
 use flamia_sched::work::{HeadSections, Pass};
 
-use super::form::{FormKernels, dq_sums};
+use super::form::{FormChoice, FormKernels, dq_sums, form_of};
 use super::forward::{Codes, ForwardPlan};
 use super::operand::Operand;
 use super::tuning::Tuning;
@@ -19,6 +19,9 @@ use crate::cuda::retile::{Image, Retiler};
 use crate::cuda::tensor::{DeviceTensor, Scratch};
 use crate::options::{BackwardForm, Options};
 
+/// Of Q, K and V, what the forward pass reads.
+const ONE_IMAGE: [Forms; 3] = [Forms::Row, Forms::Row, Forms::Transposed];
+
 /// What a forward pass keeps of Q, K and V for the backward pass, beside their scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum SavedImages {
@@ -32,12 +35,18 @@ pub enum SavedImages {
 }
 
 impl SavedImages {
-    /// Those of Q, K and V. One kernel reads no transposed image of Q and K.
-    const fn forms(self, form: BackwardForm) -> [Forms; 3] {
-        match (self, form) {
-            (SavedImages::One, _) => [Forms::Row, Forms::Row, Forms::Transposed],
-            (SavedImages::Both, BackwardForm::TwoKernel) => [Forms::Both; 3],
-            (SavedImages::Both, BackwardForm::OneKernel) => [Forms::Row, Forms::Row, Forms::Both],
+    /// Those of Q, K and V, and which of them the backward pass makes. One kernel reads no transposed image
+    /// of Q and K.
+    const fn forms(self, is_one_kernel: bool) -> ([Forms; 3], [Option<Image>; 3]) {
+        let to_row = Some(Image::Row);
+        match (self, is_one_kernel) {
+            (SavedImages::One, true) => (ONE_IMAGE, [None, None, to_row]),
+            (SavedImages::One, false) => {
+                let transposed = Some(Image::Transposed);
+                (ONE_IMAGE, [transposed, transposed, to_row])
+            }
+            (SavedImages::Both, true) => ([Forms::Row, Forms::Row, Forms::Both], [None; 3]),
+            (SavedImages::Both, false) => ([Forms::Both; 3], [None; 3]),
         }
     }
 }
@@ -48,6 +57,7 @@ pub struct TrainingPlan {
     /// For the images of Q, K and V that the backward pass reads and that were not saved.
     retilers: [Option<Retiler>; 3],
     d_o: Operand,
+    choice: FormChoice,
     form: FormKernels,
     key_sections: HeadSections,
     tuning: Tuning,
@@ -81,7 +91,8 @@ pub struct BackwardCodes {
 }
 
 impl Kernels {
-    /// Everything that training calls of this shape need, compiled and laid out.
+    /// Everything that training calls of this shape need, compiled and laid out. The form of the backward pass
+    /// is settled here, by [`form_of`].
     ///
     /// # Errors
     /// The options go with nothing, are for inference only, or only the reference computes them.
@@ -105,24 +116,23 @@ impl Kernels {
         images: SavedImages,
         tuning: Tuning,
     ) -> Result<TrainingPlan, CallError> {
-        let forward = self.forward_plan(shape, options, images.forms(options.backward), tuning)?;
+        let choice = form_of(&shape, options);
+        let options = &Options {
+            backward: choice.form,
+            ..*options
+        };
+        let (forms, made) = images.forms(choice.form == BackwardForm::OneKernel);
+        let forward = self.forward_plan(shape, options, forms, tuning)?;
         options.validate_training(shape.head_dim)?;
         let head_dim = HeadDim::try_from(shape.head_dim)?;
         let (form, shared_images) = self.form(&shape, options, tuning)?;
         let l2_bytes = self.gpu().l2_bytes();
         let by_rule = sections::of_keys(&shape, shared_images, options.mask, l2_bytes);
+        let retiler = |image: Option<Image>| image.map(|to| self.retiler(head_dim, to)).transpose();
+        let [q, k, v] = made;
         Ok(TrainingPlan {
-            retilers: match (images, options.backward) {
-                (SavedImages::One, BackwardForm::TwoKernel) => [
-                    Some(self.retiler(head_dim, Image::Transposed)?),
-                    Some(self.retiler(head_dim, Image::Transposed)?),
-                    Some(self.retiler(head_dim, Image::Row)?),
-                ],
-                (SavedImages::One, BackwardForm::OneKernel) => {
-                    [None, None, Some(self.retiler(head_dim, Image::Row)?)]
-                }
-                (SavedImages::Both, _) => [None, None, None],
-            },
+            retilers: [retiler(q)?, retiler(k)?, retiler(v)?],
+            choice,
             d_o: self.operand(&shape, shape.heads, false, Forms::BothWithRowSums, true)?,
             form,
             key_sections: tuning.sections.instead_of(by_rule, 1),
@@ -197,13 +207,18 @@ impl TrainingPlan {
         &self.forward
     }
 
+    /// The form of the backward pass, and what decided.
+    pub const fn form(&self) -> FormChoice {
+        self.choice
+    }
+
     /// Bytes of codes and scales that a forward pass saves for the backward pass, beside O and LSE.
     pub const fn saved_bytes(&self) -> usize {
         self.forward.scratch_bytes()
     }
 
     /// Bytes of scratch that a backward pass takes: dO quantised, the images that were not saved, and with
-    /// one kernel what dQ is added up in.
+    /// one kernel what dQ is added up in and BF16 values of Q.
     pub fn scratch_bytes(&self) -> usize {
         self.d_o.bytes() + self.images_bytes() + self.form.scratch_bytes()
     }
