@@ -260,7 +260,7 @@ mod tests {
         let told = form(&rows).unwrap();
         let told: Vec<_> = told.lines().collect();
         assert_eq!(told.len(), 3);
-        assert!(told[1].starts_with("- one-kernel on 4x4096, 1x16384: documents have 2,048"));
+        assert!(told[1].starts_with("- one-kernel on 4x4096, 1x16384: documents have 400"));
         assert!(told[2].starts_with("- two-kernel on 16x1024: documents have fewer"));
         assert_eq!(lines(&rows)[0].backward.as_deref(), Some("one-kernel"));
     }
