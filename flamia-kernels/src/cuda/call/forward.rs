@@ -73,10 +73,11 @@ impl ForwardPlan {
     }
 
     /// How the schedule cuts documents into the items of the forward pass and of the backward pass.
-    pub const fn tilings(&self) -> [Tiling; 2] {
+    pub fn tilings(&self) -> [Tiling; 2] {
         [
             self.forward.config().tiling(),
-            Tiling::backward(self.options.mask).with_section_rows(sections::BACKWARD_ROWS),
+            Tiling::backward(self.options.mask)
+                .with_section_rows(sections::backward_rows(&self.shape)),
         ]
     }
 

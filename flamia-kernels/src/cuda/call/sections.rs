@@ -8,7 +8,11 @@ use flamia_sched::work::HeadSections;
 use super::CallShape;
 
 /// Rows whose documents go out together in the backward pass ([`Tiling::section_rows`](flamia_sched::work::Tiling)).
-pub(super) const BACKWARD_ROWS: usize = 4096;
+/// Not where query heads share keys: items are few and long there, and the longest have to go first.
+pub(super) fn backward_rows(shape: &CallShape) -> usize {
+    const ROWS: usize = 4096;
+    if shape.group() == 1 { ROWS } else { usize::MAX }
+}
 
 /// Share of the L2 cache that what the items of a section share may take; what each reads by itself, outputs
 /// and the next section's pass through the rest.
