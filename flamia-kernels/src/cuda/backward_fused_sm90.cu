@@ -222,8 +222,8 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             };
             tiles.advance();
             more = !(flags & LAST_TILE);
-            // dK and dQ are computed beside the next probabilities. Written twice, since ptxas serialises what is issued
-            // under a condition and waited for outside of it.
+            // dK and dQ are computed beside the next probabilities. Written twice, since ptxas serialises what is
+            // issued under a condition and waited for outside of it.
             if (more) {
                 barrier_wait(shared.full[tiles.stage()], tiles.parity());
                 start = prepare_tile(dv_reference, slot);
@@ -304,8 +304,8 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
 
     // ---- dS in BF16
 
-    // Writes dS, which `unfold` makes of what is given, for both warpgroups to read, and tells where dQ of the tile goes. Sends
-    // off what was staged of the tile before, if any: one fence for both.
+    // Writes dS, which `unfold` makes of what is given, for both warpgroups to read, and tells where dQ of the
+    // tile goes. Sends off what was staged of the tile before, if any: one fence for both.
     __device__ void offer(const Tile& ds, const float (&unfold)[BLOCKS], const QueryTable& table, u32 slot,
                           bool is_first) const {
         // Rows of the accumulator are keys: stmatrix transposes 8 x 8 of them. Lane i gives the address of a query's
@@ -346,7 +346,8 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
     // Has the tensor core add dS^T Q to dK, of the query blocks whose bit is set: the others may be anything.
     __device__ void add_keys(float (&dk)[WORDS], u32 stage, u32 blocks) const {
         const u64 a = values_descriptor(shared.ds[group], 0);
-        const u64 b = advance(values_descriptor(shared.tiles.q_values[0][0], TILE_VALUES_BYTES), stage * VALUE_PARTS * TILE_VALUES_BYTES);
+        const u64 b = advance(values_descriptor(shared.tiles.q_values[0][0], TILE_VALUES_BYTES),
+                              stage * VALUE_PARTS * TILE_VALUES_BYTES);
         const u64 zero = values_descriptor(shared.zeros, 0);
         pin(dk);
         wgmma_fence();
