@@ -91,17 +91,18 @@ fn outputs_and_gradients_match_the_host() {
 /// What form runs shows in dK, whose dS one kernel rounds otherwise.
 #[test]
 #[ignore = "needs a GPU"]
-fn the_form_follows_the_length_of_documents_unless_it_is_named() {
+fn the_form_follows_documents_and_heads_unless_it_is_named() {
     use BackwardForm::{Auto, OneKernel, TwoKernel};
 
     start();
-    for (lengths, by_rule, other) in [
-        (&[4096][..], OneKernel, TwoKernel),
-        (&[512; 8], TwoKernel, OneKernel),
+    for (lengths, kv_heads, by_rule, other) in [
+        (&[4096][..], 2, OneKernel, TwoKernel),
+        (&[256; 16], 2, TwoKernel, OneKernel),
+        (&[4096], 1, TwoKernel, OneKernel),
     ] {
         let documents = Documents::from_lengths(lengths).unwrap();
         let tensor = |heads| normal(&[4096, heads, 64], Kind::BFloat16);
-        let (q, k, v, d_o) = (tensor(2), tensor(1), tensor(1), tensor(2));
+        let (q, k, v, d_o) = (tensor(2), tensor(kv_heads), tensor(kv_heads), tensor(2));
         let dk = |backward| {
             let options = Options {
                 backward,
@@ -112,8 +113,8 @@ fn the_form_follows_the_length_of_documents_unless_it_is_named() {
             (&o * &d_o).sum(Kind::Float).f_backward().unwrap();
             k.grad()
         };
-        assert!(dk(Auto).equal(&dk(by_rule)), "{lengths:?}");
-        assert!(!dk(Auto).equal(&dk(other)), "{lengths:?}");
+        assert!(dk(Auto).equal(&dk(by_rule)), "{lengths:?}, {kv_heads} of K");
+        assert!(!dk(Auto).equal(&dk(other)), "{lengths:?}, {kv_heads} of K");
     }
 }
 

@@ -453,27 +453,28 @@ fn auto_runs_the_form_of_the_rule() {
     let kernels = kernels();
     let mut rng = ChaCha8Rng::seed_from_u64(14);
     let stream = kernels.gpu().context().new_stream().unwrap();
-    for (lengths, dq, form) in [
+    let long = vec![ONE_KERNEL_ROWS];
+    let two_short = vec![ONE_KERNEL_ROWS, 0, 300];
+    for (lengths, kv_heads, dq, form) in [
         (
-            vec![ONE_KERNEL_ROWS],
+            long.clone(),
+            2,
             DqAccumulator::Fp16,
             BackwardForm::OneKernel,
         ),
         (
-            vec![ONE_KERNEL_ROWS],
+            long.clone(),
+            2,
             DqAccumulator::Fp32,
             BackwardForm::TwoKernel,
         ),
-        (
-            vec![ONE_KERNEL_ROWS, 0, 300],
-            DqAccumulator::Fp16,
-            BackwardForm::TwoKernel,
-        ),
+        (long, 1, DqAccumulator::Fp16, BackwardForm::TwoKernel),
+        (two_short, 2, DqAccumulator::Fp16, BackwardForm::TwoKernel),
     ] {
         let shape = Shape {
             lengths,
             heads: 2,
-            kv_heads: 1,
+            kv_heads,
             head_dim: HEAD_DIMS[1],
             mask: Mask::Causal,
         };

@@ -29,7 +29,8 @@ use crate::attention::{BenchError, writable};
 /// compares with the CPU's.
 ///
 /// The call as it is has the form of the backward pass that the rule picks. What a call does not have is not
-/// left out: `one-kernel` and `fp16-sums` are in rows of long documents, `overlap` and `two-kernels` in the others.
+/// left out: `one-kernel` and `fp16-sums` are in the rows that the rule picks one kernel for, `overlap` and
+/// `two-kernels` in the others.
 ///
 /// `train` is one call with both passes. The schedule, made once a micro-batch for all layers, is not in the
 /// time.

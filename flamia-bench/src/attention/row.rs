@@ -279,7 +279,7 @@ pub(crate) mod tests {
                 measured("4x4096", Pass::Bwd, "flamia", 0.25),
                 measured("16x1024", Pass::Fwd, "FA3", 0.1),
                 full,
-                measured("16x1024", Pass::Bwd, "flamia", 0.5),
+                measured("8192+224x256", Pass::Bwd, "flamia", 0.5),
             ],
             &setting(),
         );

@@ -183,9 +183,10 @@ settings_table! {
         dq: Auto<DqAccumulator> = Auto::Auto;
         /// How many kernels compute the gradients in profile hopper: one, two, or as is faster on a GPU.
         ///
-        /// auto is one-kernel on a GPU where documents have 2,048 tokens or more on average and dq is fp16,
-        /// and two-kernel elsewhere. one-kernel adds dQ up in no fixed order; two-kernel gives the same bits
-        /// in every run, whatever auto would pick. one-kernel goes with profile hopper alone.
+        /// auto is one-kernel on a GPU where documents have 400 tokens or more on average, every query head
+        /// has keys of its own and dq is fp16, and two-kernel elsewhere. one-kernel adds dQ up in no fixed
+        /// order; two-kernel gives the same bits in every run, whatever auto would pick. one-kernel goes with
+        /// profile hopper alone.
         backward: Named<BackwardForm> = Named(BackwardForm::Auto);
         /// Attention weights are scaled by 2^c before they are rounded to E4M3.
         ///

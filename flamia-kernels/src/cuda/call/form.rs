@@ -156,6 +156,25 @@ mod tests {
     }
 
     #[test]
+    fn query_heads_that_share_keys_make_it_two_kernels() {
+        for (kv_heads, form) in [
+            (16, BackwardForm::OneKernel),
+            (8, BackwardForm::TwoKernel),
+            (4, BackwardForm::TwoKernel),
+        ] {
+            let shape = CallShape {
+                tokens: 16_384,
+                documents: 1,
+                heads: 16,
+                kv_heads,
+                head_dim: 128,
+            };
+            let options = Options::new(Path::Mxfp8, Mask::Causal);
+            assert_eq!(form_of(&shape, &options).form, form, "{kv_heads}");
+        }
+    }
+
+    #[test]
     fn a_named_form_is_run_whatever_the_rule_picks() {
         for form in [BackwardForm::OneKernel, BackwardForm::TwoKernel] {
             for documents in [1, 1000] {
