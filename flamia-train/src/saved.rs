@@ -49,7 +49,13 @@ pub enum SavedError {
     },
     /// Settings, data, the device or the checkpoint itself.
     #[error(transparent)]
-    Train(#[from] TrainError),
+    Train(Box<TrainError>),
+}
+
+impl From<TrainError> for SavedError {
+    fn from(error: TrainError) -> Self {
+        Self::Train(error.into())
+    }
 }
 
 /// A whole checkpoint and the settings to use it with.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use clap::Parser;
-use common::run::{Workplace, args, summary, texts, train, write_texts};
+use common::run::{Workplace, args, summary, texts, train, write_texts, write_word_tokenizer};
 use flamia_train::checkpoint::CheckpointError;
 use flamia_train::commands::EvalArgs;
 use flamia_train::error::{TrainError, chain};
@@ -160,13 +160,7 @@ fn what_cannot_be_evaluated_is_told() {
     let error = chain(&refused(&run, "-- --model-layers 3"));
     assert!(error.contains("model.layers.2."), "{error}");
     let tokenizer = workplace.run("tokenizer.json");
-    fs::write(
-        &tokenizer,
-        r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
-        "pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":null,"model":{"type":
-        "WordLevel","vocab":{"<s>":0,"</s>":1,"[UNK]":2,"the":3},"unk_token":"[UNK]"}}"#,
-    )
-    .unwrap();
+    write_word_tokenizer(&tokenizer);
     let error = refused(&run, &format!("--tokenizer {}", tokenizer.display()));
     assert!(
         matches!(error, LeakTestError::Saved(SavedError::Tokenizer { .. })),
@@ -184,15 +178,16 @@ fn what_cannot_be_evaluated_is_told() {
         "{notes}"
     );
     let error = refused(&newest, "");
-    let damaged = |error: &LeakTestError| {
-        matches!(
-            error,
-            LeakTestError::Saved(SavedError::Train(TrainError::Checkpoint(
-                CheckpointError::Damaged { .. }
-            )))
-        )
+    let LeakTestError::Saved(SavedError::Train(error)) = error else {
+        panic!("{error}");
     };
-    assert!(damaged(&error), "{error}");
+    assert!(
+        matches!(
+            *error,
+            TrainError::Checkpoint(CheckpointError::Damaged { .. })
+        ),
+        "{error}"
+    );
     damage(&run.join("checkpoints/step-000002/state.json"));
     let error = chain(&refused(&run, ""));
     assert!(error.starts_with("no whole checkpoint in "), "{error}");

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Parser;
-use common::run::{Workplace, args, train, write_texts};
+use common::run::{Workplace, args, train, write_texts, write_word_tokenizer};
 use flamia_sched::Documents;
 use flamia_train::attention::Attention;
 use flamia_train::commands::GenerateArgs;
@@ -163,6 +163,39 @@ fn the_program_streams_to_standard_output_and_notes_beside_it() {
 }
 
 #[test]
+fn a_run_with_a_tokenizer_of_its_own_writes_in_its_words() {
+    let workplace = Workplace::new();
+    let tokenizer = workplace.run("words.json");
+    write_word_tokenizer(&tokenizer);
+    let more = format!(
+        "--steps 30 --optim-lr 1e-2 --tokenizer {}",
+        tokenizer.display()
+    );
+    let run = trained(&workplace, &more);
+    let writer = open(&run, &[]).unwrap();
+    let (text, _) = text(&writer, "the row", 12, &GREEDY);
+    let known = [
+        "keeps",
+        "its",
+        "documents",
+        "apart",
+        "and",
+        "whole",
+        "the",
+        "row",
+    ];
+    assert!(!text.is_empty());
+    assert!(
+        text.split_whitespace().all(|word| known.contains(&word)),
+        "{text:?}"
+    );
+    assert!(
+        text.starts_with(' '),
+        "the prompt's last word has ended: {text:?}"
+    );
+}
+
+#[test]
 fn the_data_need_not_be_there_but_the_tokenizer_must_be_the_runs() {
     let workplace = Workplace::new();
     let run = trained(&workplace, "--steps 2");
@@ -170,16 +203,10 @@ fn the_data_need_not_be_there_but_the_tokenizer_must_be_the_runs() {
     assert!(open(&run, &[]).is_ok());
 
     let other = workplace.run("tokenizer.json");
-    fs::write(
-        &other,
-        r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,
-        "pre_tokenizer":{"type":"Whitespace"},"post_processor":null,"decoder":null,"model":{"type":
-        "WordLevel","vocab":{"<s>":0,"</s>":1,"[UNK]":2,"the":3},"unk_token":"[UNK]"}}"#,
-    )
-    .unwrap();
+    write_word_tokenizer(&other);
     let error = open(&run, &["--tokenizer".as_ref(), other.as_os_str()]);
     assert!(matches!(
         error.err().unwrap(),
-        GenerateError::Saved(SavedError::Tokenizer { .. }) | GenerateError::Tokenizer(_)
+        GenerateError::Saved(SavedError::Tokenizer { .. })
     ));
 }

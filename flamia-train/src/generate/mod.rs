@@ -24,12 +24,9 @@ pub use text::TextStream;
 /// Why no text, or no more of it, could be made.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// The checkpoint.
+    /// The checkpoint or its device.
     #[error(transparent)]
     Saved(#[from] SavedError),
-    /// The device or the model.
-    #[error(transparent)]
-    Train(#[from] TrainError),
     /// The tokenizer, or the prompt through it.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -96,11 +93,14 @@ impl Writer {
         let saved = Saved::open(&args.saved.path, &args.changes())?;
         let tokenizer = tokenizer(&saved)?;
         saved.check_tokenizer(tokenizer.name(), tokenizer.sha256())?;
-        set_threads(saved.settings.threads)?;
-        let (device, device_words) =
-            device::choose(saved.settings.device).map_err(TrainError::from)?;
+        let model = || -> Result<_, TrainError> {
+            set_threads(saved.settings.threads)?;
+            let (device, words) = device::choose(saved.settings.device)?;
+            Ok((saved.model(tokenizer.vocab_size(), device)?, device, words))
+        };
+        let (model, device, device_words) = model().map_err(SavedError::from)?;
         Ok(Self {
-            model: saved.model(tokenizer.vocab_size(), device)?,
+            model,
             saved,
             device_words,
             tokenizer,
@@ -168,6 +168,13 @@ fn tokenizer(saved: &Saved) -> Result<Tokenizer, GenerateError> {
     let identity = &saved.state.data_identity;
     let settings = &saved.settings;
     if let Some(path) = &settings.tokenizer {
+        let tokenizer = Tokenizer::from_file(path, SpecialIds::default())?;
+        // Before its ids mean anything.
+        saved.check_tokenizer(tokenizer.name(), tokenizer.sha256())?;
+        if (tokenizer.bos(), tokenizer.eos()) == (identity.bos, identity.eos) {
+            return Ok(tokenizer);
+        }
+        // The token cache of the run was made with ids of its own choice.
         let special = SpecialIds {
             bos: Some(identity.bos),
             eos: Some(identity.eos),
