@@ -26,8 +26,7 @@ use crate::setup::attention_on;
 use crate::stop::Stop;
 
 /// A loss lower through the kernel by more than this many nats per token, and by more than three standard
-/// errors, is told as a leak. The paper's leaks cost 0.06 nats per byte and more; what low bits do without
-/// one stays below a few thousandths.
+/// errors, is told as a leak. The paper's leaks (section 4.5) cost 0.06 nats per byte and more.
 const LEAK_NATS: f64 = 0.005;
 const LEAK_ERRORS: f64 = 3.0;
 
@@ -180,7 +179,7 @@ impl LeakTest {
         let mut table = Table::new();
         table.load_style(presets::UTF8_BORDERS_ONLY);
         table.add_row(["through", "nats/token", "nats/byte", "perplexity"]);
-        for (what, through) in [("as trained", &self.kernel), ("exact", &self.exact)] {
+        for (what, through) in [("kernel", &self.kernel), ("exact", &self.exact)] {
             table.add_row([
                 format!("{} ({what})", through.attention),
                 format!("{:.5}", through.nats_per_token),
