@@ -171,7 +171,8 @@ fn seeded(options: &Options, [step, micro_batch]: [u64; 2], layer: usize) -> Opt
     }
 }
 
-fn sdpa(
+/// torch's attention, one document at a time; shapes as in [`Attend::attend`].
+pub(crate) fn sdpa(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,

@@ -2,10 +2,12 @@
 //!
 //! [`trainer`] is the loop, to be read first. Of the parts it uses,
 //! [`model`], [`optim`], [`schedule`], [`step`] and [`evaluate`] know nothing of files, and
-//! [`checkpoint`] and [`run_folder`] nothing of training. [`capture`] takes a checkpoint apart. Without the feature `torch` only
-//! [`settings`] is left, with the feature `report` [`atomic`] files, [`plot`]s and the [`machine`]'s
+//! [`checkpoint`] and [`run_folder`] nothing of training. [`capture`], [`leak_test`] and [`generate`] use a
+//! checkpoint. Without the feature `torch` only
+//! [`settings`] and [`commands`] are left, with the feature `report` [`atomic`] files, [`plot`]s and the [`machine`]'s
 //! name, and with `compare` besides what [`report`]s on runs.
 
+pub mod commands;
 pub mod settings;
 
 #[cfg(feature = "report")]
@@ -33,6 +35,10 @@ pub mod error;
 #[cfg(feature = "torch")]
 pub mod evaluate;
 #[cfg(feature = "torch")]
+pub mod generate;
+#[cfg(feature = "torch")]
+pub mod leak_test;
+#[cfg(feature = "torch")]
 pub mod loss;
 #[cfg(feature = "report")]
 pub mod machine;
@@ -54,6 +60,8 @@ pub mod resume;
 pub mod rng;
 #[cfg(feature = "torch")]
 pub mod run_folder;
+#[cfg(feature = "torch")]
+pub mod saved;
 #[cfg(feature = "torch")]
 pub mod schedule;
 #[cfg(feature = "torch")]

@@ -66,7 +66,7 @@ pub fn schedule(settings: &Settings) -> Schedule {
 }
 
 /// Gives torch and the attention their threads; 0 means all cores.
-fn set_threads(asked: usize) -> Result<usize, TrainError> {
+pub(crate) fn set_threads(asked: usize) -> Result<usize, TrainError> {
     let threads = match asked {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         asked => asked,
@@ -86,6 +86,27 @@ fn set_threads(asked: usize) -> Result<usize, TrainError> {
 }
 
 fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Model, TrainError> {
+    let shape = shape(settings, vocab)?;
+    let specs = shape.parameters(settings.model.init_std);
+    let params = Params::init(&specs, settings.seed, device)?;
+    Ok(assembled(settings, shape, params, device))
+}
+
+/// The model of `settings` before its weights are loaded, all zeros.
+///
+/// # Errors
+/// [`TrainError`] for a shape that cannot be or does not fit in memory.
+pub(crate) fn empty_model(
+    settings: &Settings,
+    vocab: usize,
+    device: Device,
+) -> Result<Model, TrainError> {
+    let shape = shape(settings, vocab)?;
+    let params = Params::zeros(&shape.parameters(settings.model.init_std), device)?;
+    Ok(assembled(settings, shape, params, device))
+}
+
+fn shape(settings: &Settings, vocab: usize) -> Result<ModelShape, TrainError> {
     let model = &settings.model;
     let shape = ModelShape {
         vocab,
@@ -100,17 +121,19 @@ fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Mode
         tied: model.tied,
     };
     shape.check()?;
-    let params = Params::init(&shape.parameters(model.init_std), settings.seed, device)?;
-    let precision = match (settings.compute.precision, device) {
+    Ok(shape)
+}
+
+fn assembled(settings: &Settings, shape: ModelShape, params: Params, device: Device) -> Model {
+    let mut model = Model::new(shape, params);
+    model.precision = match (settings.compute.precision, device) {
         (settings::Precision::Fp32, _) | (settings::Precision::Auto, Device::Cpu) => {
             Precision::Fp32
         }
         (settings::Precision::Bf16 | settings::Precision::Auto, _) => Precision::Bf16,
     };
-    let mut model = Model::new(shape, params);
-    model.precision = precision;
     model.loss_chunk = settings.compute.loss_chunk;
-    Ok(model)
+    model
 }
 
 fn adamw(settings: &Settings) -> AdamWConfig {

@@ -28,14 +28,14 @@ const FREE: [&str; 13] = [
     "log.every",
 ];
 
-/// A setting that a resumed run would change although its result depends on it.
+/// A setting that has another value than in a saved run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
     /// Its key, as in a settings file.
     pub key: String,
     /// What the run was started with.
     pub saved: Option<Value>,
-    /// What it was resumed with.
+    /// What it is to be.
     pub now: Option<Value>,
 }
 
@@ -57,7 +57,14 @@ impl fmt::Display for Change {
 
 /// The settings that must stay and do not, in the order of their keys.
 pub fn changes(saved: &Table, now: &Table) -> Vec<Change> {
-    let (mut saved, now) = (fixed(saved), fixed(now));
+    let mut changes = differences(saved, now);
+    changes.retain(|change| !FREE.contains(&change.key.as_str()));
+    changes
+}
+
+/// All settings that differ, in the order of their keys.
+pub fn differences(saved: &Table, now: &Table) -> Vec<Change> {
+    let (mut saved, now) = (flat(saved), flat(now));
     let mut changes = Vec::new();
     for (key, now) in now {
         let before = saved.remove(&key);
@@ -89,9 +96,14 @@ pub fn fingerprint(settings: &Table) -> String {
 
 /// The settings that must stay, by dotted key.
 fn fixed(settings: &Table) -> BTreeMap<String, Value> {
+    let mut flat = flat(settings);
+    flat.retain(|key, _| !FREE.contains(&key.as_str()));
+    flat
+}
+
+fn flat(settings: &Table) -> BTreeMap<String, Value> {
     let mut flat = BTreeMap::new();
     flatten("", settings, &mut flat);
-    flat.retain(|key, _| !FREE.contains(&key.as_str()));
     flat
 }
 

@@ -240,7 +240,10 @@ fn continued(
 
 /// Refuses what the GPU has no kernel for, and says where attention is computed if not where the model
 /// is.
-fn attention_on(device: Device, settings: &Settings) -> Result<Option<String>, TrainError> {
+pub(crate) fn attention_on(
+    device: Device,
+    settings: &Settings,
+) -> Result<Option<String>, TrainError> {
     let path = match settings.attention {
         settings::Attention::Path(path) => path,
         settings::Attention::Sdpa => return Ok(None),
@@ -285,7 +288,7 @@ fn refuse_changes(saved: &Path, now: &Table) -> Result<(), TrainError> {
 
 /// The settings as the run's folder keeps them: `resume` tells how a process was started, not what
 /// the run is.
-fn saved_form(settings: &Settings) -> Result<Table, TrainError> {
+pub(crate) fn saved_form(settings: &Settings) -> Result<Table, TrainError> {
     let settings = Settings {
         resume: false,
         ..settings.clone()

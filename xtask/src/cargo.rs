@@ -7,6 +7,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use clap::Parser;
+use flamia_train::commands::{EvalArgs, GenerateArgs};
 use flamia_train::settings::{Settings, SettingsError, Start};
 use serde::Deserialize;
 
@@ -30,6 +32,42 @@ pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
     let mut trainer = here.command(trainer);
     ready.apply(&mut trainer);
     become_command(trainer.args(args))
+}
+
+/// Builds the trainer's program that evaluates a checkpoint and becomes it.
+pub fn eval(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    use_checkpoint::<EvalArgs>(here, "flamia-eval", args)
+}
+
+/// Builds the trainer's program that lets a checkpoint write and becomes it.
+pub fn generate(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+    use_checkpoint::<GenerateArgs>(here, "flamia-generate", args)
+}
+
+/// Builds and becomes a program of the trainer's. Its help and usage errors are told first, before a
+/// long set-up.
+fn use_checkpoint<A: Parser>(
+    here: &Surroundings,
+    program: &str,
+    args: &[OsString],
+) -> anyhow::Result<ExitCode> {
+    if let Some(code) = told_usage::<A>(program, args) {
+        return Ok(code);
+    }
+    let ready = libtorch::set_up(here)?;
+    let program = build_program(cargo(here, &ready)?, "flamia-train", program, &[])?;
+    let mut program = here.command(program);
+    ready.apply(&mut program);
+    become_command(program.args(args))
+}
+
+/// Prints the help or the usage error that `args` lead to, if to any, and gives its exit code.
+fn told_usage<A: Parser>(program: &str, args: &[OsString]) -> Option<ExitCode> {
+    let line = std::iter::once(OsString::from(program)).chain(args.iter().cloned());
+    let usage = A::try_parse_from(line).err()?;
+    // A closed pipe (`--help | head`) is no reason to fail.
+    let _ = usage.print();
+    Some(u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 /// Builds the trainer's program that reports on runs, which needs no libtorch, and becomes it.
@@ -313,6 +351,18 @@ mod tests {
         let (_machine, here) = machine(&format!("echo '{}'", lines.join("\n")));
         let trainer = build(plain_cargo(&here).unwrap(), "flamia-train", &[]).unwrap();
         assert_eq!(trainer, PathBuf::from("/t/release/flamia-train"));
+    }
+
+    #[test]
+    fn help_and_usage_errors_need_no_set_up() {
+        let code = |line: &[&str]| {
+            let args: Vec<OsString> = line.iter().map(OsString::from).collect();
+            told_usage::<EvalArgs>("flamia-eval", &args)
+        };
+        assert_eq!(code(&["--help"]), Some(ExitCode::SUCCESS));
+        assert_eq!(code(&[]), Some(ExitCode::from(2)));
+        assert_eq!(code(&["runs/a", "--no-such-flag"]), Some(ExitCode::from(2)));
+        assert_eq!(code(&["runs/a", "--json"]), None);
     }
 
     #[test]

@@ -22,6 +22,18 @@ pub enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Measure a checkpoint's validation loss, and whether its attention leaks (`cargo xtask eval --help`)
+    #[command(disable_help_flag = true)]
+    Eval {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Let a checkpoint write on (`cargo xtask generate --help`)
+    #[command(disable_help_flag = true)]
+    Generate {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Show runs side by side as an HTML page (`cargo xtask report --help`)
     #[command(disable_help_flag = true)]
     Report {
@@ -104,6 +116,8 @@ mod tests {
             .chain(line.iter().copied());
         match Cli::try_parse_from(line).unwrap().task {
             Task::Train { args }
+            | Task::Eval { args }
+            | Task::Generate { args }
             | Task::Report { args }
             | Task::Probe { args }
             | Task::Bench { args }
@@ -126,7 +140,9 @@ mod tests {
             &["--no-such-flag=3", "positional", "--", "--after"],
             &[],
         ] {
-            for task in ["train", "report", "probe", "bench", "sched"] {
+            for task in [
+                "train", "eval", "generate", "report", "probe", "bench", "sched",
+            ] {
                 assert_eq!(passed_on(task, line), line, "{task} {line:?}");
             }
         }

@@ -39,6 +39,8 @@ fn run(task: Task) -> anyhow::Result<ExitCode> {
     let here = Surroundings::of_this_process()?;
     match task {
         Task::Train { args } => cargo::train(&here, &args),
+        Task::Eval { args } => cargo::eval(&here, &args),
+        Task::Generate { args } => cargo::generate(&here, &args),
         Task::Report { args } => cargo::report_on_runs(&here, &args),
         Task::Data { args } => cargo::data(&here, &args),
         Task::Probe { args } => cargo::probe(&here, &args),

@@ -125,6 +125,31 @@ impl Checkpoints {
         Ok(path)
     }
 
+    /// The newest whole checkpoint of `run`, which another process may be training: nothing is created or
+    /// cleared away.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::newest`].
+    pub fn newest_of(run: &Path) -> Result<Newest, CheckpointError> {
+        let folder = run.join("checkpoints");
+        match folder.is_dir() {
+            true => Self {
+                folder,
+                keep_last: 1,
+            }
+            .newest(),
+            false => Ok(Newest::default()),
+        }
+    }
+
+    /// Compares every file of the checkpoint `path` with what was saved.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] naming the file that is missing or damaged.
+    pub fn verify(path: &Path) -> Result<(), CheckpointError> {
+        Manifest::verify(path)
+    }
+
     /// The newest whole checkpoint.
     ///
     /// # Errors
@@ -177,13 +202,21 @@ impl Checkpoints {
         optimizer: &mut AdamW,
     ) -> Result<TrainState, CheckpointError> {
         let state = Self::read_state(path)?;
-        let model = params
-            .iter()
-            .map(|(name, tensor)| (name.to_string(), tensor));
-        load_tensors(model, &path.join(MODEL))?;
+        Self::load_weights(path, params)?;
         load_tensors(optimizer.tensors(params), &path.join(OPTIMIZER))?;
         optimizer.restore_step_count(state.step);
         Ok(state)
+    }
+
+    /// Takes up the weights alone.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::load`].
+    pub fn load_weights(path: &Path, params: &Params) -> Result<(), CheckpointError> {
+        let model = params
+            .iter()
+            .map(|(name, tensor)| (name.to_string(), tensor));
+        load_tensors(model, &path.join(MODEL))
     }
 
     fn prune(&self, state: &TrainState) -> Result<(), CheckpointError> {

@@ -94,6 +94,22 @@ impl Model {
         Ok(linear(&h_td, &self.head()?)?.f_to_kind(Kind::Float)?)
     }
 
+    /// The last token's row of [`Model::forward`], `[V]`: what follows all of `tokens`.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn last_logits(
+        &self,
+        tokens: &Tensor,
+        positions: &Tensor,
+        documents: &Documents,
+        attention: &dyn Attend,
+    ) -> Result<Tensor, ModelError> {
+        let h_td = self.hidden(tokens, positions, documents, attention)?;
+        let last_d = h_td.f_select(0, -1)?;
+        Ok(linear(&last_d, &self.head()?)?.f_to_kind(Kind::Float)?)
+    }
+
     /// The cross-entropy in nats, summed over the tokens whose label is not [`IGNORED_LABEL`].
     ///
     /// A sum, not a mean: only the caller knows how many labels the whole step has.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tch::{Device, TchError, Tensor, no_grad};
+use tch::{Device, Kind, TchError, Tensor, no_grad};
 
 use crate::rng::Normals;
 
@@ -46,21 +46,36 @@ impl Params {
     /// When the tensors cannot be allocated.
     pub fn init(specs: &[ParamSpec], seed: u64, device: Device) -> Result<Self, TchError> {
         let mut normals = Normals::new(seed);
+        Self::build(specs, |spec| {
+            let count = spec.shape.iter().product::<i64>() as usize;
+            // Drawn on the CPU: a device's own generator would give other weights.
+            let values = match spec.init {
+                Init::Normal { std } => normals.draw(count, std),
+                Init::Ones => vec![1.0; count],
+            };
+            Tensor::f_from_slice(&values)?
+                .f_reshape(&spec.shape)?
+                .f_to_device(device)
+        })
+    }
+
+    /// The parameters of `specs`, all zero: for a model whose weights are loaded next.
+    ///
+    /// # Errors
+    /// When the tensors cannot be allocated.
+    pub fn zeros(specs: &[ParamSpec], device: Device) -> Result<Self, TchError> {
+        Self::build(specs, |spec| {
+            Tensor::f_zeros(&spec.shape, (Kind::Float, device))
+        })
+    }
+
+    fn build(
+        specs: &[ParamSpec],
+        mut make: impl FnMut(&ParamSpec) -> Result<Tensor, TchError>,
+    ) -> Result<Self, TchError> {
         let tensors = specs
             .iter()
-            .map(|spec| {
-                let count = spec.shape.iter().product::<i64>() as usize;
-                // Drawn on the CPU: a device's own generator would give other weights.
-                let values = match spec.init {
-                    Init::Normal { std } => normals.draw(count, std),
-                    Init::Ones => vec![1.0; count],
-                };
-                let tensor = Tensor::f_from_slice(&values)?
-                    .f_reshape(&spec.shape)?
-                    .f_to_device(device)?
-                    .f_set_requires_grad(true)?;
-                Ok((spec.name.clone(), tensor))
-            })
+            .map(|spec| Ok((spec.name.clone(), make(spec)?.f_set_requires_grad(true)?)))
             .collect::<Result<Vec<_>, TchError>>()?;
         let index = tensors
             .iter()

@@ -105,3 +105,31 @@ pub fn checkpoints(run: &Path) -> Vec<String> {
     names.sort();
     names
 }
+
+/// Writes a tokenizer.json whose ids are the words of [`texts`].
+pub fn write_word_tokenizer(path: &Path) {
+    let words = [
+        "<s>",
+        "</s>",
+        "[UNK]",
+        "the",
+        "row",
+        "keeps",
+        "its",
+        "documents",
+        "apart",
+        "and",
+        "whole",
+    ];
+    let vocabulary: serde_json::Map<_, _> = (0..)
+        .zip(words)
+        .map(|(id, word): (u32, _)| (word.to_string(), id.into()))
+        .collect();
+    let json = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+        "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+    });
+    fs::write(path, json.to_string()).unwrap();
+}
