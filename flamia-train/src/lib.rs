@@ -2,7 +2,8 @@
 //!
 //! [`trainer`] is the loop, to be read first. Of the parts it uses,
 //! [`model`], [`optim`], [`schedule`], [`step`] and [`evaluate`] know nothing of files, and
-//! [`checkpoint`] and [`run_folder`] nothing of training. [`capture`] takes a checkpoint apart. Without the feature `torch` only
+//! [`checkpoint`] and [`run_folder`] nothing of training. [`capture`] takes a checkpoint apart, and
+//! [`hugging_face`] takes models to and from other programs. Without the feature `torch` only
 //! [`settings`] is left, with the feature `report` [`atomic`] files, [`plot`]s and the [`machine`]'s
 //! name, and with `compare` besides what [`report`]s on runs.
 
@@ -32,6 +33,8 @@ pub mod device;
 pub mod error;
 #[cfg(feature = "torch")]
 pub mod evaluate;
+#[cfg(feature = "torch")]
+pub mod hugging_face;
 #[cfg(feature = "torch")]
 pub mod loss;
 #[cfg(feature = "report")]

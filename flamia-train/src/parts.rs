@@ -85,9 +85,10 @@ fn set_threads(asked: usize) -> Result<usize, TrainError> {
     Ok(threads)
 }
 
-fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Model, TrainError> {
+/// The shape of the model of `settings` with `vocab` token ids.
+pub(crate) fn shape(settings: &Settings, vocab: usize) -> ModelShape {
     let model = &settings.model;
-    let shape = ModelShape {
+    ModelShape {
         vocab,
         dim: model.dim,
         layers: model.layers,
@@ -98,9 +99,14 @@ fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Mode
         rope_theta: model.rope_theta,
         norm_eps: model.norm_eps,
         tied: model.tied,
-    };
+    }
+}
+
+fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Model, TrainError> {
+    let shape = shape(settings, vocab);
     shape.check()?;
-    let params = Params::init(&shape.parameters(model.init_std), settings.seed, device)?;
+    let init_std = settings.model.init_std;
+    let params = Params::init(&shape.parameters(init_std), settings.seed, device)?;
     let precision = match (settings.compute.precision, device) {
         (settings::Precision::Fp32, _) | (settings::Precision::Auto, Device::Cpu) => {
             Precision::Fp32

@@ -70,6 +70,15 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
+    /// The checkpoints of `run` to be read only: another process may be saving more, so nothing is cleared
+    /// away.
+    pub fn look(run: &Path) -> Self {
+        Self {
+            folder: run.join("checkpoints"),
+            keep_last: 1,
+        }
+    }
+
     /// Whether there is any checkpoint, whole or not.
     ///
     /// # Errors
@@ -157,6 +166,14 @@ impl Checkpoints {
                 skipped,
             })
         }
+    }
+
+    /// Compares every file of the checkpoint `path` with its manifest.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] when one is not what was saved, or another when one is missing.
+    pub fn verify(path: &Path) -> Result<(), CheckpointError> {
+        Manifest::verify(path)
     }
 
     /// The state in the checkpoint `path`, without its tensors.
