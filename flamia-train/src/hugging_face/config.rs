@@ -24,10 +24,6 @@ impl LlamaConfig {
     /// The file's content for weights of the type `torch_dtype` (`bfloat16`).
     pub fn to_json(&self, torch_dtype: &str) -> Value {
         let shape = &self.shape;
-        let eos = match self.eos[..] {
-            [eos] => json!(eos),
-            _ => json!(self.eos),
-        };
         json!({
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -49,10 +45,23 @@ impl LlamaConfig {
             "tie_word_embeddings": shape.tied,
             "initializer_range": 0.02,
             "bos_token_id": self.bos,
-            "eos_token_id": eos,
+            "eos_token_id": self.eos_json(),
             "torch_dtype": torch_dtype,
             "use_cache": true,
         })
+    }
+
+    /// `generation_config.json`, for text that ends where documents did.
+    pub fn generation_json(&self) -> Value {
+        json!({"bos_token_id": self.bos, "eos_token_id": self.eos_json()})
+    }
+
+    /// A number if there is one, as is usual.
+    fn eos_json(&self) -> Value {
+        match self.eos[..] {
+            [eos] => json!(eos),
+            _ => json!(self.eos),
+        }
     }
 
     /// Reads `path`, as transformers 4 or 5 writes it.

@@ -3,7 +3,7 @@
 use std::fs::{self, File, Permissions};
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::source::Source;
 use super::tensors::Weights;
@@ -74,10 +74,7 @@ pub fn export(
     };
     let json = |value: Value| format!("{value:#}\n").into_bytes();
     write(CONFIG, &json(config.to_json(options.as_type.torch())))?;
-    write(
-        "generation_config.json",
-        &json(json!({"bos_token_id": config.bos, "eos_token_id": config.eos})),
-    )?;
+    write("generation_config.json", &json(config.generation_json()))?;
     write(TOKENIZER, &tokenizer.json)?;
     write(
         "tokenizer_config.json",
