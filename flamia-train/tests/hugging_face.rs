@@ -110,6 +110,9 @@ fn an_export_imports_to_the_same_bits_and_trains_on() {
                 "tokenizer_config.json"
             ]
         );
+        let [weights, config] = ["model.safetensors", "config.json"]
+            .map(|name| fs::metadata(folder.join(name)).unwrap().permissions());
+        assert_eq!(weights, config);
         let head = read(&folder.join("model.safetensors"))
             .iter()
             .any(|(name, ..)| name == "lm_head.weight");

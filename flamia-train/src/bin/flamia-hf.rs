@@ -48,8 +48,8 @@ Examples:
 const IMPORT_EXAMPLES: &str = "\
 Examples:
   Train a downloaded model further on your documents:
-    cargo xtask import Llama-folder runs/further --data shards/ --optim-lr 1e-4
-    cargo xtask train --resume --out runs/further --steps 500";
+    cargo xtask import Llama-folder runs/further --data shards/ --optim-lr 1e-4 --steps 500
+    cargo xtask train --resume --out runs/further";
 
 #[derive(Args)]
 struct ExportArgs {

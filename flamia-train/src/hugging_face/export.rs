@@ -74,6 +74,11 @@ pub fn export(
     };
     let json = |value: Value| format!("{value:#}\n").into_bytes();
     write(CONFIG, &json(config.to_json(options.as_type.torch())))?;
+    // safetensors makes a private file; the others are as the user makes files.
+    let (weights, readable) = (draft.path().join(WEIGHTS), draft.path().join(CONFIG));
+    fs::metadata(readable)
+        .and_then(|file| fs::set_permissions(&weights, file.permissions()))
+        .map_err(io("set the permissions of", &weights))?;
     write("generation_config.json", &json(config.generation_json()))?;
     write(TOKENIZER, &tokenizer.json)?;
     write(
