@@ -86,7 +86,7 @@ pub(crate) fn set_threads(asked: usize) -> Result<usize, TrainError> {
 }
 
 fn build_model(settings: &Settings, vocab: usize, device: Device) -> Result<Model, TrainError> {
-    let shape = shape(settings, vocab)?;
+    let shape = sound_shape(settings, vocab)?;
     let specs = shape.parameters(settings.model.init_std);
     let params = Params::init(&specs, settings.seed, device)?;
     Ok(assembled(settings, shape, params, device))
@@ -101,14 +101,15 @@ pub(crate) fn empty_model(
     vocab: usize,
     device: Device,
 ) -> Result<Model, TrainError> {
-    let shape = shape(settings, vocab)?;
+    let shape = sound_shape(settings, vocab)?;
     let params = Params::zeros(&shape.parameters(settings.model.init_std), device)?;
     Ok(assembled(settings, shape, params, device))
 }
 
-fn shape(settings: &Settings, vocab: usize) -> Result<ModelShape, TrainError> {
+/// The shape of the model of `settings` with `vocab` token ids.
+pub(crate) fn shape(settings: &Settings, vocab: usize) -> ModelShape {
     let model = &settings.model;
-    let shape = ModelShape {
+    ModelShape {
         vocab,
         dim: model.dim,
         layers: model.layers,
@@ -119,7 +120,11 @@ fn shape(settings: &Settings, vocab: usize) -> Result<ModelShape, TrainError> {
         rope_theta: model.rope_theta,
         norm_eps: model.norm_eps,
         tied: model.tied,
-    };
+    }
+}
+
+fn sound_shape(settings: &Settings, vocab: usize) -> Result<ModelShape, TrainError> {
+    let shape = shape(settings, vocab);
     shape.check()?;
     Ok(shape)
 }

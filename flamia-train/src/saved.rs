@@ -83,7 +83,7 @@ impl Saved {
         let no_run = || SavedError::NoRun { path: path.into() };
         let mut warnings = Vec::new();
         let (run, checkpoint) = if path.join(SETTINGS).exists() {
-            let newest = Checkpoints::newest_of(path).map_err(TrainError::from)?;
+            let newest = Checkpoints::look(path).newest().map_err(TrainError::from)?;
             for skipped in newest.skipped {
                 warnings.push(format!(
                     "skipped {}: {}",

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Instant;
 
-use datasets::Position;
+use datasets::{Dataset, Position};
 use flamia_autograd::prepare_gpu;
 use flamia_kernels::Backend;
 use tch::Device;
@@ -107,29 +107,11 @@ impl Trainer {
             }
         };
         let saved_step = saved.as_ref().map(|state| state.step);
-        let device_name = device::name(device);
         let peak_tflops = match settings.compute.peak_tflops {
-            0.0 => bf16_tflops(&device_name),
+            0.0 => bf16_tflops(&device::name(device)),
             stated => Some(stated),
         };
-        let fresh = TrainState {
-            step: 0,
-            tokens: 0,
-            data: Position::default(),
-            data_identity: dataset.identity().clone(),
-            seed: settings.seed,
-            validation: Validation::default(),
-            train_loss: None,
-            seconds: 0.0,
-            step_seconds: 0.0,
-            flops: 0.0,
-            settings_sha256: resume::fingerprint(&table),
-            versions: Versions::of_this_build(
-                flamia_autograd::torch_version().into(),
-                device_name,
-                threads,
-            ),
-        };
+        let fresh = fresh_state(&settings, &table, &dataset, device, threads);
         let state = match saved {
             Some(saved) => continued(saved, fresh, settings.steps as u64, &folder)?,
             None => fresh,
@@ -179,6 +161,34 @@ impl Trainer {
             unshown: 0,
             peak_tflops,
         })
+    }
+}
+
+/// The state of the run that `settings`, in their saved form `table`, begin: before its first step.
+pub(crate) fn fresh_state(
+    settings: &Settings,
+    table: &Table,
+    dataset: &Dataset,
+    device: Device,
+    threads: usize,
+) -> TrainState {
+    TrainState {
+        step: 0,
+        tokens: 0,
+        data: Position::default(),
+        data_identity: dataset.identity().clone(),
+        seed: settings.seed,
+        validation: Validation::default(),
+        train_loss: None,
+        seconds: 0.0,
+        step_seconds: 0.0,
+        flops: 0.0,
+        settings_sha256: resume::fingerprint(table),
+        versions: Versions::of_this_build(
+            flamia_autograd::torch_version().into(),
+            device::name(device),
+            threads,
+        ),
     }
 }
 

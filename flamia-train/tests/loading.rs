@@ -131,6 +131,7 @@ fn another_type_is_refused_rather_than_converted() {
     assert_eq!(found.len(), tensors.len());
     let first = TensorProblem::Dtype {
         name: "lm_head.weight".into(),
+        expected: "F32",
         found: "BF16".into(),
     };
     assert_eq!(found[0], first);

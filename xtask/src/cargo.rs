@@ -16,6 +16,7 @@ use crate::libtorch::{self, Ready};
 use crate::nvrtc;
 use crate::process::{become_command, run, say, shown, spoken};
 use crate::surroundings::Surroundings;
+use crate::transformers;
 
 /// Builds the trainer and becomes it: its exit code and its Ctrl-C are the trainer's own.
 ///
@@ -68,6 +69,19 @@ fn told_usage<A: Parser>(program: &str, args: &[OsString]) -> Option<ExitCode> {
     // A closed pipe (`--help | head`) is no reason to fail.
     let _ = usage.print();
     Some(u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// Builds the trainer's program that exports and imports models, and becomes it for the `task`.
+pub fn hugging_face(
+    here: &Surroundings,
+    task: &str,
+    args: &[OsString],
+) -> anyhow::Result<ExitCode> {
+    let ready = libtorch::set_up(here)?;
+    let program = build_program(cargo(here, &ready)?, "flamia-train", "flamia-hf", &[])?;
+    let mut program = here.command(program);
+    ready.apply(&mut program);
+    become_command(program.arg(task).args(args))
 }
 
 /// Builds the trainer's program that reports on runs, which needs no libtorch, and becomes it.
@@ -160,9 +174,15 @@ pub fn sched(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode>
 }
 
 /// Every test of the workspace, in the one profile that all is built in.
-pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
+pub fn test(
+    here: &Surroundings,
+    with_transformers: bool,
+    args: &[OsString],
+) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let ready = libtorch::set_up(here)?;
+    let python = with_transformers.then(|| transformers::set_up(here));
+    let python = python.transpose()?;
     // Apart from the others: built with them, these would get the trainer's torch feature, and need
     // the libtorch that xtask is there to find. The benchmarks are tested in both their forms.
     let apart = vec!["--package", "xtask", "--package", "flamia-bench"];
@@ -170,6 +190,7 @@ pub fn test(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> 
     for packages in [apart, others] {
         let mut cargo = cargo(here, &ready)?;
         cargo.args(["test", "--release"]).args(packages).args(args);
+        cargo.envs(python.iter().map(|python| (transformers::SETTING, python)));
         let code = run(&mut cargo)?;
         if code != 0 {
             return report("tests", code, start);
@@ -369,13 +390,13 @@ mod tests {
     fn a_failed_build_is_not_a_trainer() {
         let (_machine, here) = machine("exit 101");
         assert!(build(plain_cargo(&here).unwrap(), "flamia-train", &[]).is_err());
-        assert_eq!(test(&here, &[]).unwrap(), ExitCode::from(101));
+        assert_eq!(test(&here, false, &[]).unwrap(), ExitCode::from(101));
     }
 
     #[test]
     fn tests_run_in_release_with_what_was_added() {
         let (machine, here) = machine(r#"echo "$LIBTORCH: $*" >> "$LIBTORCH/../asked""#);
-        test(&here, &["--".into(), "--nocapture".into()]).unwrap();
+        test(&here, false, &["--".into(), "--nocapture".into()]).unwrap();
         let asked = std::fs::read_to_string(machine.path("asked")).unwrap();
         let libtorch = machine.path("lib torch").display().to_string();
         let wanted = [

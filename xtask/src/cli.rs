@@ -34,6 +34,19 @@ pub enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Write a checkpoint as a Hugging Face folder, which transformers loads (`cargo xtask export --help`)
+    // Its program owns its command line, `--help` included; so does that of `import`.
+    #[command(disable_help_flag = true)]
+    Export {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+    /// Make a run of a Hugging Face Llama folder (`cargo xtask import --help`)
+    #[command(disable_help_flag = true)]
+    Import {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Show runs side by side as an HTML page (`cargo xtask report --help`)
     #[command(disable_help_flag = true)]
     Report {
@@ -69,6 +82,10 @@ pub enum Task {
     },
     /// Run every test of the workspace
     Test {
+        /// Also hold exported models against transformers, installed with a torch of its own (2.9 GB)
+        /// under target/, or taken from the python that TRANSFORMERS_PYTHON names
+        #[arg(long)]
+        transformers: bool,
         /// Passed on to `cargo test`
         #[arg(last = true)]
         args: Vec<OsString>,
@@ -118,6 +135,8 @@ mod tests {
             Task::Train { args }
             | Task::Eval { args }
             | Task::Generate { args }
+            | Task::Export { args }
+            | Task::Import { args }
             | Task::Report { args }
             | Task::Probe { args }
             | Task::Bench { args }
@@ -141,7 +160,8 @@ mod tests {
             &[],
         ] {
             for task in [
-                "train", "eval", "generate", "report", "probe", "bench", "sched",
+                "train", "eval", "generate", "export", "import", "report", "probe", "bench",
+                "sched",
             ] {
                 assert_eq!(passed_on(task, line), line, "{task} {line:?}");
             }

@@ -16,6 +16,7 @@ mod surroundings;
 mod tensorboard;
 #[cfg(test)]
 mod testing;
+mod transformers;
 mod venv;
 
 use std::process::ExitCode;
@@ -41,12 +42,14 @@ fn run(task: Task) -> anyhow::Result<ExitCode> {
         Task::Train { args } => cargo::train(&here, &args),
         Task::Eval { args } => cargo::eval(&here, &args),
         Task::Generate { args } => cargo::generate(&here, &args),
+        Task::Export { args } => cargo::hugging_face(&here, "export", &args),
+        Task::Import { args } => cargo::hugging_face(&here, "import", &args),
         Task::Report { args } => cargo::report_on_runs(&here, &args),
         Task::Data { args } => cargo::data(&here, &args),
         Task::Probe { args } => cargo::probe(&here, &args),
         Task::Bench { args } => cargo::bench(&here, &args),
         Task::Sched { args } => cargo::sched(&here, &args),
-        Task::Test { args } => cargo::test(&here, &args),
+        Task::Test { transformers, args } => cargo::test(&here, transformers, &args),
         Task::Lint => cargo::lint(&here),
         Task::Cargo { args } => cargo::run_with_libtorch(&here, &args),
         Task::Env => cargo::print_environment(&here),

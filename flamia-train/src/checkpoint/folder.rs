@@ -70,6 +70,15 @@ impl Checkpoints {
         Ok(checkpoints)
     }
 
+    /// The checkpoints of `run` to be read only: another process may be saving more, so nothing is cleared
+    /// away.
+    pub fn look(run: &Path) -> Self {
+        Self {
+            folder: run.join("checkpoints"),
+            keep_last: 1,
+        }
+    }
+
     /// Whether there is any checkpoint, whole or not.
     ///
     /// # Errors
@@ -125,31 +134,6 @@ impl Checkpoints {
         Ok(path)
     }
 
-    /// The newest whole checkpoint of `run`, which another process may be training: nothing is created or
-    /// cleared away.
-    ///
-    /// # Errors
-    /// As [`Checkpoints::newest`].
-    pub fn newest_of(run: &Path) -> Result<Newest, CheckpointError> {
-        let folder = run.join("checkpoints");
-        match folder.is_dir() {
-            true => Self {
-                folder,
-                keep_last: 1,
-            }
-            .newest(),
-            false => Ok(Newest::default()),
-        }
-    }
-
-    /// Compares every file of the checkpoint `path` with what was saved.
-    ///
-    /// # Errors
-    /// [`CheckpointError`] naming the file that is missing or damaged.
-    pub fn verify(path: &Path) -> Result<(), CheckpointError> {
-        Manifest::verify(path)
-    }
-
     /// The newest whole checkpoint.
     ///
     /// # Errors
@@ -182,6 +166,14 @@ impl Checkpoints {
                 skipped,
             })
         }
+    }
+
+    /// Compares every file of the checkpoint `path` with its manifest.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] when one is not what was saved, or another when one is missing.
+    pub fn verify(path: &Path) -> Result<(), CheckpointError> {
+        Manifest::verify(path)
     }
 
     /// The state in the checkpoint `path`, without its tensors.
@@ -259,6 +251,10 @@ impl Checkpoints {
     }
 
     fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        if !self.folder.exists() {
+            // A run that has saved nothing yet.
+            return Ok(Vec::new());
+        }
         fs::read_dir(&self.folder)
             .and_then(|entries| {
                 entries

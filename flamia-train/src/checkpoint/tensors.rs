@@ -33,10 +33,13 @@ pub enum TensorProblem {
         /// The file's.
         found: Vec<i64>,
     },
-    /// The file's is not f32. Master weights and moments are f32; nothing is converted.
+    /// The file's is of a type that is not read. Checkpoints, with master weights and moments, are
+    /// f32; nothing is converted.
     Dtype {
         /// Its name.
         name: String,
+        /// The types that are read.
+        expected: &'static str,
         /// The file's type.
         found: String,
     },
@@ -57,7 +60,11 @@ impl fmt::Display for TensorProblem {
                     "{name} is {found:?} in the file and {expected:?} in the model"
                 )
             }
-            Self::Dtype { name, found } => write!(f, "{name} is {found}, but must be F32"),
+            Self::Dtype {
+                name,
+                expected,
+                found,
+            } => write!(f, "{name} is {found}, but must be {expected}"),
         }
     }
 }
@@ -138,6 +145,7 @@ pub fn load_tensors<'a>(
         if view.dtype() != Dtype::F32 {
             problems.push(TensorProblem::Dtype {
                 name,
+                expected: "F32",
                 found: format!("{:?}", view.dtype()),
             });
         } else if shape != target.size() {
