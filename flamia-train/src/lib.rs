@@ -35,6 +35,8 @@ pub mod error;
 #[cfg(feature = "torch")]
 pub mod evaluate;
 #[cfg(feature = "torch")]
+mod found;
+#[cfg(feature = "torch")]
 pub mod generate;
 #[cfg(feature = "torch")]
 pub mod hugging_face;

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use tch::Device;
 
-use crate::checkpoint::{Checkpoints, TrainState};
+use crate::checkpoint::{Checkpoints, Skipped, TrainState};
 use crate::error::TrainError;
+use crate::found::{Found, NotFound, find};
 use crate::model::Model;
 use crate::parts::empty_model;
 use crate::resume::{self, Change};
@@ -80,28 +81,21 @@ impl Saved {
     /// # Errors
     /// [`SavedError`]: there is none, it is damaged, or the settings do not go together.
     pub fn open(path: &Path, flags: &[OsString]) -> Result<Self, SavedError> {
-        let no_run = || SavedError::NoRun { path: path.into() };
-        let mut warnings = Vec::new();
-        let (run, checkpoint) = if path.join(SETTINGS).exists() {
-            let newest = Checkpoints::look(path).newest().map_err(TrainError::from)?;
-            for skipped in newest.skipped {
-                warnings.push(format!(
-                    "skipped {}: {}",
-                    skipped.path.display(),
-                    skipped.reason
-                ));
-            }
-            let none = || SavedError::NoCheckpoint { run: path.into() };
-            (path.to_path_buf(), newest.whole.ok_or_else(none)?)
-        } else {
-            let checkpoint = path.canonicalize().map_err(|_| no_run())?;
-            let run = checkpoint.ancestors().nth(2).ok_or_else(no_run)?;
-            if !run.join(SETTINGS).exists() {
-                return Err(no_run());
-            }
-            Checkpoints::verify(&checkpoint).map_err(TrainError::from)?;
-            (run.to_path_buf(), path.to_path_buf())
+        let found = find(path).map_err(|none| match none {
+            NotFound::Run => SavedError::NoRun { path: path.into() },
+            NotFound::Checkpoint => SavedError::NoCheckpoint { run: path.into() },
+            NotFound::Unsound(error) => TrainError::from(error).into(),
+        })?;
+        let Found {
+            run,
+            checkpoint,
+            skipped,
+        } = found;
+        let warning = |skipped: Skipped| {
+            let Skipped { path, reason } = skipped;
+            format!("skipped {}: {reason}", path.display())
         };
+        let warnings = skipped.into_iter().map(warning).collect();
         let saved = run.join(SETTINGS);
         let load = |flags: &[OsString]| {
             Settings::load_resuming(&saved, flags.iter().cloned(), []).map_err(TrainError::from)

@@ -11,6 +11,7 @@ use super::byte_tokenizer::CONTROL;
 use super::{HuggingFaceError, TOKENIZER, byte_tokenizer, io};
 use crate::checkpoint::{Checkpoints, Skipped, TrainState, hex};
 use crate::data::DataError;
+use crate::found::{Found, NotFound, find};
 use crate::run_folder::SETTINGS;
 use crate::settings::Settings;
 
@@ -27,21 +28,16 @@ pub(super) struct Source {
 impl Source {
     /// The newest whole checkpoint of the run `path`, or the checkpoint `path`. The run may be going on.
     pub(super) fn find(path: &Path) -> Result<Self, HuggingFaceError> {
-        let none = || HuggingFaceError::NoRun { path: path.into() };
-        let (run, checkpoint, skipped) = if path.join(SETTINGS).exists() {
-            let newest = Checkpoints::look(path).newest()?;
-            let checkpoint = newest
-                .whole
-                .ok_or_else(|| HuggingFaceError::NoCheckpoint { run: path.into() })?;
-            (path.to_path_buf(), checkpoint, newest.skipped)
-        } else {
-            let absolute = fs::canonicalize(path).map_err(|_| none())?;
-            let run = absolute.ancestors().nth(2);
-            let run = run.filter(|run| run.join(SETTINGS).exists());
-            let run = run.ok_or_else(none)?.to_path_buf();
-            Checkpoints::verify(path)?;
-            (run, path.to_path_buf(), Vec::new())
-        };
+        let found = find(path).map_err(|none| match none {
+            NotFound::Run => HuggingFaceError::NoRun { path: path.into() },
+            NotFound::Checkpoint => HuggingFaceError::NoCheckpoint { run: path.into() },
+            NotFound::Unsound(error) => error.into(),
+        })?;
+        let Found {
+            run,
+            checkpoint,
+            skipped,
+        } = found;
         Ok(Self {
             settings: Settings::load_resuming(&run.join(SETTINGS), [], [])?,
             state: Checkpoints::read_state(&checkpoint)?,
