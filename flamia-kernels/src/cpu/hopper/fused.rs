@@ -1,14 +1,13 @@
-//! dK and dQ of the one-kernel form of the `hopper` backward pass. Their products are of BF16: dS rounded to
-//! that, and what the codes of Q and K stand for. Each key tile's part of dQ is added up in FP16 or FP32.
+//! dK and dQ of the one-kernel form of the `hopper` backward pass. Their products are of BF16: dS, of
+//! P and dP - D rounded to that, and what the codes of Q and K stand for. Each key tile's part of dQ is added up in FP16 or FP32.
 
 use flamia_format::exponent::pow2;
 use flamia_sched::TILE;
 
-use super::keys::{Blocks, QUERIES};
+use super::keys::Blocks;
 use super::{Hopper, KeysValues, QueryOperands};
 use crate::cpu::f16::round_f16;
 use crate::cpu::gemm::{Gemm, Operand, PAD, Shape};
-use crate::cpu::low_bit::round_bf16;
 use crate::cpu::operands::Rows;
 use crate::options::DqAccumulator;
 
@@ -22,7 +21,6 @@ pub(super) struct FusedGradients<'a> {
     dq: Vec<Rows<f32>>,
     /// The largest exponents of V and of K together.
     key_exponent: i32,
-    ds: Vec<f32>,
     part: Vec<f32>,
 }
 
@@ -40,13 +38,12 @@ impl<'a> FusedGradients<'a> {
             heads,
             dq: heads.iter().map(|_| Rows::zeros(len, dim)).collect(),
             key_exponent: largest(&kv.v) + largest(&kv.k),
-            ds: vec![0.0; QUERIES * TILE],
             part: vec![0.0; PAD * dim],
         }
     }
 
-    /// Adds what a step of queries of head `head` and the key tile from `key` on give one another. `ds` is as
-    /// kernel A has it, `dk` the tile's.
+    /// Adds what a step of queries of head `head` and the key tile from `key` on give one another. `ds` is of
+    /// BF16 values, `dk` the tile's.
     #[inline(always)]
     pub fn add<G: Gemm>(
         &mut self,
@@ -56,9 +53,7 @@ impl<'a> FusedGradients<'a> {
         key: usize,
         dk: &mut [f32],
     ) {
-        self.ds.copy_from_slice(ds);
-        round_bf16(&mut self.ds);
-        for (block, ds) in blocks.iter().zip(self.ds.chunks_exact(PAD * TILE)) {
+        for (block, ds) in blocks.iter().zip(ds.chunks_exact(PAD * TILE)) {
             let Some(block) = block else { continue };
             let dim = self.k.dim;
             self.part.fill(0.0);

@@ -8,7 +8,7 @@ use flamia_sched::{Mask, TILE};
 
 use super::accumulator::HopperMma;
 use super::fused::FusedGradients;
-use super::recompute::recompute;
+use super::recompute::{Gradients, recompute};
 use super::reference::Reference;
 use super::{Hopper, KeysValues, QueryOperands};
 use crate::cpu::block::Block;
@@ -66,6 +66,10 @@ impl KeyHead<'_> {
         let mut ds = vec![0.0; QUERIES * TILE];
         let mut fused = (self.scheme.backward == BackwardForm::OneKernel)
             .then(|| FusedGradients::new(self.scheme, self.kv, self.heads));
+        let gradients = match fused {
+            Some(_) => Gradients::Bf16,
+            None => Gradients::Fp32,
+        };
 
         let tiles = dk
             .data
@@ -95,7 +99,7 @@ impl KeyHead<'_> {
                         p.fill(0.0);
                         ds.fill(0.0);
                         if let Some(block) = block {
-                            recompute::<G>(p, ds, block, self.kv, head, self.scale);
+                            recompute::<G>(p, ds, block, self.kv, head, self.scale, gradients);
                         }
                     }
                     counts.saturated += dv.add::<G>(&mut p, &blocks, head);

@@ -3,7 +3,7 @@
 use flamia_sched::{Mask, TILE, key_tiles, query_tiles};
 
 use super::accumulator::HopperMma;
-use super::recompute::recompute;
+use super::recompute::{Gradients, recompute};
 use super::reference::Reference;
 use super::{Hopper, KeysValues, QueryOperands};
 use crate::cpu::block::Block;
@@ -60,7 +60,15 @@ impl QueryHead<'_> {
                     let Some(block) = Block::new(row, &tile.range, len, self.mask) else {
                         continue;
                     };
-                    recompute::<G>(&mut p, &mut ds, &block, self.kv, self.head, self.scale);
+                    recompute::<G>(
+                        &mut p,
+                        &mut ds,
+                        &block,
+                        self.kv,
+                        self.head,
+                        self.scale,
+                        Gradients::Fp32,
+                    );
                     for (i, reference) in references.iter_mut().enumerate() {
                         let ds = &mut ds[i * TILE..][..block.width];
                         let dq = &mut dq[i * dim..][..dim];

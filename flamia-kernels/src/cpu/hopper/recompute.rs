@@ -1,13 +1,45 @@
 //! P and dS of one block of the backward pass, from the forward pass's codes.
 
+use std::ops::Range;
+
 use flamia_sched::TILE;
 
 use super::{KeysValues, QueryOperands};
 use crate::cpu::backward::softmax_gradient;
 use crate::cpu::block::Block;
 use crate::cpu::gemm::{Gemm, PAD};
+use crate::cpu::low_bit::round_bf16;
 use crate::cpu::real::exp2_f32;
 use crate::cpu::softmax::fill_outside;
+
+/// How dS is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gradients {
+    /// In FP32, for the references of two kernels.
+    Fp32,
+    /// As the product of P and dP - D in BF16, for the products of one kernel.
+    Bf16,
+}
+
+impl Gradients {
+    /// Turns dP into dS, in place; keys that are not `visible` get 0.
+    #[inline(always)]
+    fn softmax(self, dp: &mut [f32], p: &[f32], visible: &Range<usize>, d: f32) {
+        match self {
+            Gradients::Fp32 => softmax_gradient(dp, p, visible, d),
+            Gradients::Bf16 => {
+                let mut factors = [0.0; TILE];
+                let factors = &mut factors[..p.len()];
+                factors.copy_from_slice(p);
+                round_bf16(factors);
+                dp.iter_mut().for_each(|dp| *dp -= d);
+                round_bf16(dp);
+                softmax_gradient(dp, factors, visible, 0.0);
+                round_bf16(dp);
+            }
+        }
+    }
+}
 
 /// Fills [`PAD`] rows of `p` and `ds`, at a stride of [`TILE`], with the probabilities and the
 /// softmax gradient of `block`. Entries that a query does not see are 0.
@@ -19,6 +51,7 @@ pub(super) fn recompute<G: Gemm>(
     kv: &KeysValues,
     head: &QueryOperands,
     scale: f64,
+    gradients: Gradients,
 ) {
     let width = block.width;
     kv.k_panels
@@ -47,6 +80,6 @@ pub(super) fn recompute<G: Gemm>(
             }
         }
         fill_outside(p, &visible, 0.0);
-        softmax_gradient(dp, p, &visible, head.sums.d[block.row + i]);
+        gradients.softmax(dp, p, &visible, head.sums.d[block.row + i]);
     }
 }
