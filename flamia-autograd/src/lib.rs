@@ -69,4 +69,4 @@ pub use function::{BackwardContext, ForwardContext, Function, apply, apply_fn};
 pub use gpu::{GpuCallError, attention_forward, prepare_gpu};
 pub use leaf::{GradientHook, leaf_changed, place_leaf};
 pub use optim::{FusedAdamW, FusedParam};
-pub use stream::{StreamError, TorchMemory, TorchStream};
+pub use stream::{StreamError, TorchMemory, TorchStream, use_gpu};

@@ -11,6 +11,8 @@ use crate::batch::BatchError;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::device::DeviceError;
+use crate::distributed::TeamError;
+use crate::distributed::share::ShareError;
 use crate::evaluate::EvaluateError;
 use crate::model::ShapeError;
 use crate::resume::Change;
@@ -62,6 +64,12 @@ pub enum TrainError {
         /// The pool's.
         running: usize,
     },
+    /// The other ranks.
+    #[error(transparent)]
+    Team(#[from] TeamError),
+    /// Sharing a global batch out among ranks.
+    #[error(transparent)]
+    Share(#[from] ShareError),
     /// One step.
     #[error("step {step} failed")]
     Step {

@@ -3,7 +3,7 @@
 //! [`trainer`] is the loop, to be read first. Of the parts it uses,
 //! [`model`], [`optim`], [`schedule`], [`step`] and [`evaluate`] know nothing of files, and
 //! [`checkpoint`] and [`run_folder`] nothing of training. [`capture`], [`leak_test`] and [`generate`] use a
-//! checkpoint, and [`hugging_face`] takes models to and from other programs. Without the feature `torch` only
+//! checkpoint, [`distributed`] lets several processes train one model, and [`hugging_face`] takes models to and from other programs. Without the feature `torch` only
 //! [`settings`] and [`commands`] are left, with the feature `report` [`atomic`] files, [`plot`]s and the [`machine`]'s
 //! name, and with `compare` besides what [`report`]s on runs.
 
@@ -30,6 +30,8 @@ pub mod curves;
 pub mod data;
 #[cfg(feature = "torch")]
 pub mod device;
+#[cfg(feature = "torch")]
+pub mod distributed;
 #[cfg(feature = "torch")]
 pub mod error;
 #[cfg(feature = "torch")]

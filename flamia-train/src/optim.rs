@@ -48,6 +48,15 @@ struct Moments {
     exp_avg_sq: Tensor,
 }
 
+/// A parameter, or a part of one, as a guarded update sees it: Float tensors of one shape.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub weight: Tensor,
+    pub grad: Tensor,
+    /// Whether weight decay is for it.
+    pub decays: bool,
+}
+
 impl AdamW {
     /// Fresh state: zero moments, no step done. Steps of parameters on a GPU are guarded there.
     ///
@@ -149,22 +158,40 @@ impl AdamW {
         lr: f64,
         guard: &Guard,
     ) -> Result<(), TchError> {
-        self.step += 1;
-        let device = guard.skip.device();
-        let step = Tensor::f_full([] as [i64; 0], self.step as f64, (Kind::Float, device))?;
-        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
-        for ((_, param), moments) in params.iter_mut().zip(&mut self.moments) {
+        let slots = params.iter().map(|(_, param)| {
             let grad = match param.grad() {
                 grad if grad.defined() => grad,
                 _ => no_grad(|| param.f_zeros_like())?,
             };
-            let list = match param.dim() {
-                0 | 1 => &mut vectors,
-                _ => &mut matrices,
+            Ok(Slot {
+                weight: param.shallow_clone(),
+                grad,
+                decays: param.dim() >= 2,
+            })
+        });
+        let mut slots = slots.collect::<Result<Vec<_>, TchError>>()?;
+        self.update_slots(&mut slots, lr, guard)
+    }
+
+    /// [`AdamW::update_guarded`] of `slots`, in the order of the moments.
+    pub(crate) fn update_slots(
+        &mut self,
+        slots: &mut [Slot],
+        lr: f64,
+        guard: &Guard,
+    ) -> Result<(), TchError> {
+        self.step += 1;
+        let device = guard.skip.device();
+        let step = Tensor::f_full([] as [i64; 0], self.step as f64, (Kind::Float, device))?;
+        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
+        for (slot, moments) in slots.iter_mut().zip(&mut self.moments) {
+            let list = match slot.decays {
+                true => &mut matrices,
+                false => &mut vectors,
             };
             list.push(FusedParam {
-                param,
-                grad,
+                param: &mut slot.weight,
+                grad: slot.grad.shallow_clone(),
                 exp_avg: &mut moments.exp_avg,
                 exp_avg_sq: &mut moments.exp_avg_sq,
             });
@@ -207,6 +234,29 @@ impl AdamW {
                 ]
             })
             .collect()
+    }
+
+    /// The first and second moment of the parameter `index`.
+    pub(crate) fn moments_of(&self, index: usize) -> [&Tensor; 2] {
+        let moments = &self.moments[index];
+        [&moments.exp_avg, &moments.exp_avg_sq]
+    }
+
+    /// An optimiser that stands where this one does, over other slots with these moments.
+    pub(crate) fn with_moments(&self, moments: impl IntoIterator<Item = [Tensor; 2]>) -> Self {
+        let moments = moments.into_iter();
+        Self {
+            config: self.config,
+            step: self.step,
+            moments: moments
+                .map(|[exp_avg, exp_avg_sq]| Moments {
+                    exp_avg,
+                    exp_avg_sq,
+                })
+                .collect(),
+            guarded: true,
+            skipped: None,
+        }
     }
 
     /// Takes up the count of updates that belongs to restored moments.

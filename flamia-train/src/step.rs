@@ -4,6 +4,7 @@
 //! whole step and looks at what became of it when somebody wants a number: [`launch_step`] returns
 //! before the step is done, and [`LaunchedStep::read`] waits for it.
 
+use flamia_autograd::distributed::DistributedError;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::attention::Attention;
@@ -30,6 +31,9 @@ pub enum StepError {
     /// Backward pass or update.
     #[error("torch refused the step")]
     Torch(#[from] TchError),
+    /// Other ranks.
+    #[error(transparent)]
+    Distributed(#[from] DistributedError),
     /// Nothing to learn.
     #[error("the step's rows hold no token that is to be predicted")]
     NoLabels,
@@ -76,6 +80,27 @@ pub struct LaunchedStep {
 }
 
 impl LaunchedStep {
+    /// Keeps what a step will have done: its summed loss, its gradient's norm and, where the device
+    /// decides, the updates left out so far, Doubles of shape `[]`.
+    ///
+    /// # Errors
+    /// When torch refuses.
+    pub(crate) fn new(
+        counts: Loss,
+        nats: Tensor,
+        norm: Tensor,
+        skipped: Option<&Tensor>,
+    ) -> Result<Self, TchError> {
+        let skipped = match skipped {
+            Some(skipped) => skipped.shallow_clone(),
+            None => nats.f_zeros_like()?,
+        };
+        Ok(Self {
+            counts,
+            outcome: Tensor::f_stack(&[nats, norm, skipped], 0)?,
+        })
+    }
+
     /// Waits for the step and says what it did.
     ///
     /// # Errors
@@ -148,14 +173,7 @@ pub fn launch_step(
         optimizer.update(&mut model.params, lr)?;
         Tensor::from(norm)
     };
-    let skipped = match optimizer.skipped() {
-        Some(skipped) => skipped.shallow_clone(),
-        None => nats.f_zeros_like()?,
-    };
-    Ok(LaunchedStep {
-        counts,
-        outcome: Tensor::f_stack(&[nats, norm, skipped], 0)?,
-    })
+    Ok(LaunchedStep::new(counts, nats, norm, optimizer.skipped())?)
 }
 
 /// The norm of a gradient that is clipped then, or why there is to be no update.

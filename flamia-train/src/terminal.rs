@@ -44,6 +44,12 @@ impl Progress {
         }
     }
 
+    /// Shows nothing: another process shows the run.
+    #[must_use]
+    pub fn silent(done: usize, steps: usize) -> Self {
+        Self::lines(done, steps, Box::new(io::sink()))
+    }
+
     fn bar(done: usize, steps: usize, target: ProgressDrawTarget) -> Self {
         let style = ProgressStyle::with_template(TEMPLATE);
         let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());

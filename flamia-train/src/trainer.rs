@@ -16,6 +16,7 @@ use crate::board::Board;
 use crate::checkpoint::{Checkpoints, TrainState};
 use crate::curves::{TOKENS, TRAIN_LOSS, VAL_LOSS};
 use crate::data::DataError;
+use crate::distributed::{DataParallel, Team, part};
 use crate::error::{TrainError, chain};
 use crate::evaluate::evaluate;
 use crate::meter::Meter;
@@ -69,8 +70,12 @@ pub struct Trainer {
     pub(crate) meter: Meter,
     /// Label tokens since the progress was last shown.
     pub(crate) unshown: usize,
-    /// The device's BF16 rate, if known.
+    /// The BF16 rate of all devices, if known.
     pub(crate) peak_tflops: Option<f64>,
+    /// The ranks, if this is one of several,
+    pub(crate) team: Option<Team>,
+    /// and this one's side of their steps, which has the optimiser's state then.
+    pub(crate) parallel: Option<DataParallel>,
 }
 
 impl Trainer {
@@ -80,26 +85,39 @@ impl Trainer {
     /// # Errors
     /// [`TrainError`]; the last good state is saved first, whenever that is possible.
     pub fn run(mut self) -> Result<Outcome, TrainError> {
+        let outcome = self.train();
+        let team = self.team.take();
+        let leads = team.as_ref().is_none_or(Team::leads);
+        let outcome = outcome.and_then(|outcome| {
+            if leads {
+                self.finish()?;
+            }
+            Ok(outcome)
+        });
+        part(team, outcome)
+    }
+
+    fn train(&mut self) -> Result<Outcome, TrainError> {
         let steps = self.settings.steps as u64;
-        let outcome = loop {
+        loop {
             self.evaluate()?;
             // Asked once: a signal after this is the next turn's, which saves before it leaves.
-            let stopping = self.stop.asked();
+            let stopping = self.stopping()?;
             let done = self.state.step >= steps;
             self.checkpoint(stopping || done)?;
             if stopping {
-                break Outcome::Stopped;
+                return Ok(Outcome::Stopped);
             }
             if done {
-                break Outcome::Finished;
+                return Ok(Outcome::Finished);
             }
             if let Err(error) = self.step().and_then(|()| self.log()) {
-                self.save()?;
+                if self.can_save_after(&error) {
+                    self.save()?;
+                }
                 return Err(error);
             }
-        };
-        self.finish()?;
-        Ok(outcome)
+        }
     }
 
     /// Measures the validation loss when it is due: before the first step, at the settings'
@@ -116,6 +134,7 @@ impl Trainer {
         }
         let loss = evaluate(&self.model, &self.validation, &self.attention, &self.stop)
             .map_err(|source| TrainError::Evaluate { step, source })?;
+        let loss = self.whole_loss(loss)?;
         // Asked to stop meanwhile: the resumed run will measure it.
         let Some(loss) = loss else { return Ok(()) };
         self.state.validation.record(step, loss.per_byte());
@@ -158,8 +177,7 @@ impl Trainer {
         }
         let outcome = self.outcome();
         self.advance_clock();
-        self.checkpoints
-            .save(&self.state, &self.model.params, &self.optimizer)?;
+        self.write_checkpoint()?;
         self.saved = Some(self.state.step);
         outcome.map(drop)
     }
@@ -169,6 +187,24 @@ impl Trainer {
     // against what is not finite, so that an error leaves the state from before the step's rows were
     // read.
     fn step(&mut self) -> Result<(), TrainError> {
+        let start = Instant::now();
+        let lr = self.schedule.lr(self.state.step);
+        let (launched, flops) = match self.parallel {
+            None => self.launch(lr)?,
+            Some(_) => self.launch_share(lr)?,
+        };
+        self.state.flops += flops;
+        self.count_seconds(start);
+        self.unshown += launched.counts.tokens as usize;
+        self.state.step += 1;
+        self.state.tokens += launched.counts.tokens;
+        self.state.data = self.rows.position();
+        self.launched = Some(launched);
+        Ok(())
+    }
+
+    /// Launches the step of the next rows; also its operations.
+    fn launch(&mut self, lr: f64) -> Result<(LaunchedStep, f64), TrainError> {
         let start = Instant::now();
         let batch = &self.settings.batch;
         let micro_batches = (0..batch.accumulate)
@@ -185,7 +221,7 @@ impl Trainer {
             &mut self.optimizer,
             &micro_batches,
             &self.attention,
-            self.schedule.lr(self.state.step),
+            lr,
             self.settings.optim.clip,
         )
         .map_err(|source| TrainError::Step {
@@ -194,14 +230,7 @@ impl Trainer {
         })?;
         let mask = self.settings.kernel.mask();
         let flops = self.meter.add(&micro_batches, &self.model.shape, mask);
-        self.state.flops += flops;
-        self.count_seconds(start);
-        self.unshown += launched.counts.tokens as usize;
-        self.state.step += 1;
-        self.state.tokens += launched.counts.tokens;
-        self.state.data = self.rows.position();
-        self.launched = Some(launched);
-        Ok(())
+        Ok((launched, flops))
     }
 
     /// Waits for the step that was launched last, unless that has been done.

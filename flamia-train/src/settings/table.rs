@@ -248,6 +248,17 @@ settings_table! {
         /// Steps between TensorBoard points.
         every: usize = 1;
     }
+
+    distributed: DistributedSettings, "Several processes" {
+        /// Seconds without a sign of life after which a rank counts as lost, and the job ends.
+        lost_after: f64 = 30.0;
+        /// Seconds that ranks wait for each other, at the start and in an operation.
+        ///
+        /// It must be longer than rank 0 takes to save a checkpoint.
+        patience: f64 = 600.0;
+        /// Mebibytes of gradients that are sent at once, while the backward goes on.
+        bucket_mib: usize = 25;
+    }
 }
 
 impl Settings {

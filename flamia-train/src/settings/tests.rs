@@ -67,7 +67,10 @@ eval.fraction | --eval-fraction | FLAMIA_EVAL_FRACTION | 0.05 | 0.5 | 0.5
 checkpoint.every | --checkpoint-every | FLAMIA_CHECKPOINT_EVERY | 200 | 7 | 7
 checkpoint.keep | --checkpoint-keep | FLAMIA_CHECKPOINT_KEEP | 2 | 1 | 1
 checkpoint.best | --checkpoint-best | FLAMIA_CHECKPOINT_BEST | true | false | false
-log.every | --log-every | FLAMIA_LOG_EVERY | 1 | 5 | 5";
+log.every | --log-every | FLAMIA_LOG_EVERY | 1 | 5 | 5
+distributed.lost_after | --distributed-lost-after | FLAMIA_DISTRIBUTED_LOST_AFTER | 30.0 | 5 | 5
+distributed.patience | --distributed-patience | FLAMIA_DISTRIBUTED_PATIENCE | 600.0 | 60 | 60
+distributed.bucket_mib | --distributed-bucket-mib | FLAMIA_DISTRIBUTED_BUCKET_MIB | 25 | 1 | 1";
 
 fn surface() -> Vec<[&'static str; 6]> {
     let cells = |line: &'static str| line.split(" | ").collect::<Vec<_>>().try_into().unwrap();
@@ -640,6 +643,9 @@ fn every_range_is_checked_at_its_ends() {
         ("--checkpoint-every", "0", "1"),
         ("--checkpoint-keep", "0", "1"),
         ("--log-every", "0", "1"),
+        ("--distributed-lost-after", "0", "0.1"),
+        ("--distributed-patience", "-1", "1"),
+        ("--distributed-bucket-mib", "0", "1"),
         ("--compute-peak-tflops", "-1", "0"),
         ("--kernel-c", "5", "3"),
         ("--kernel-tau", "-1", "0"),

@@ -68,6 +68,7 @@ impl Check<'_> {
             eval,
             checkpoint,
             log,
+            distributed,
             ..
         } = self.settings;
         for (key, value) in [
@@ -84,6 +85,7 @@ impl Check<'_> {
             ("checkpoint.every", checkpoint.every),
             ("checkpoint.keep", checkpoint.keep),
             ("log.every", log.every),
+            ("distributed.bucket_mib", distributed.bucket_mib),
         ] {
             self.rule(
                 value >= 1,
@@ -105,6 +107,8 @@ impl Check<'_> {
             ("optim.lr", optim.lr),
             ("optim.eps", optim.eps),
             ("optim.clip", optim.clip),
+            ("distributed.lost_after", distributed.lost_after),
+            ("distributed.patience", distributed.patience),
         ] {
             let holds = value.is_finite() && value > 0.0;
             self.rule(
