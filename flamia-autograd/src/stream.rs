@@ -53,7 +53,9 @@ unsafe extern "C" {
 pub fn use_gpu(device: usize) -> Result<(), StreamError> {
     let device = i32::try_from(device).unwrap_or(i32::MAX);
     // SAFETY: the text is ours.
-    done("work by default", device, unsafe { take_text(flamia_device_use(device)) })
+    done("work by default", device, unsafe {
+        take_text(flamia_device_use(device))
+    })
 }
 
 /// One of torch's streams, which torch keeps for as long as the process lives.

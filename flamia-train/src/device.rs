@@ -153,7 +153,10 @@ mod tests {
 
     #[test]
     fn ranks_do_not_share_a_gpu() {
-        assert_eq!(choose_of_rank(settings::Device::Cpu, 3).unwrap().0, Device::Cpu);
+        assert_eq!(
+            choose_of_rank(settings::Device::Cpu, 3).unwrap().0,
+            Device::Cpu
+        );
         let error = choose_of_rank(settings::Device::Cuda(0), 0).unwrap_err();
         assert!(matches!(error, DeviceError::OneForAll { .. }), "{error}");
     }

@@ -30,7 +30,7 @@ pub use choice::{
     Spelled, UnknownName,
 };
 pub use error::{Problem, SettingsError};
-pub use flags::command;
+pub use flags::{command, split_nproc};
 pub use key::{Key, Kind};
 pub use table::{
     BatchSettings, CheckpointSettings, ComputeSettings, DistributedSettings, EvalSettings,

@@ -190,8 +190,10 @@ impl Trainer {
                 .skip(member.rank)
                 .step_by(member.world)
                 .collect();
-            let bucket = settings.distributed.bucket_mib;
-            parallel = Some(DataParallel::new(team, &mut model, &optimizer, device, bucket)?);
+            let bucket = settings.distributed.bucket_mib.saturating_mul(1 << 20);
+            parallel = Some(DataParallel::new(
+                team, &mut model, &optimizer, device, bucket,
+            )?);
             // This rank's shard of it is in there.
             optimizer = optimizer.with_moments([]);
             // Before the settings that others may be reading are written again.

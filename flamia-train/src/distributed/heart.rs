@@ -326,9 +326,14 @@ mod tests {
                 hearts.push(None);
                 continue;
             }
-            let heart = Heart::start(store, Member { rank, world: 3 }, LOST_AFTER, move |verdict| {
-                sender.send(verdict.clone()).unwrap();
-            });
+            let heart = Heart::start(
+                store,
+                Member { rank, world: 3 },
+                LOST_AFTER,
+                move |verdict| {
+                    sender.send(verdict.clone()).unwrap();
+                },
+            );
             hearts.push(Some(heart.unwrap()));
         }
         Ranks {
@@ -360,7 +365,10 @@ mod tests {
         for failing in 0..3 {
             let mut ranks = three(None);
             let start = Instant::now();
-            ranks.hearts[failing].take().unwrap().fail("the disk is full");
+            ranks.hearts[failing]
+                .take()
+                .unwrap()
+                .fail("the disk is full");
             for rank in (0..3).filter(|&rank| rank != failing) {
                 let verdict = ranks.verdicts[rank].recv_timeout(PATIENCE).unwrap();
                 assert_eq!(verdict.rank, failing);

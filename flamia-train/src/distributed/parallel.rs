@@ -25,7 +25,7 @@ pub struct DataParallel {
 
 impl DataParallel {
     /// Lays `model` out for `team`, gives all ranks the weights of rank 0, and takes this rank's part of
-    /// `optimizer`. At least `bucket_mib` mebibytes of gradients are sent at once.
+    /// `optimizer`. At least `bucket_bytes` of gradients are sent at once.
     ///
     /// # Errors
     /// [`TeamError`], for one when torch has no NCCL for a model on a GPU.
@@ -34,13 +34,15 @@ impl DataParallel {
         model: &mut Model,
         optimizer: &AdamW,
         device: Device,
-        bucket_mib: usize,
+        bucket_bytes: usize,
     ) -> Result<Self, TeamError> {
-        const FLOATS_PER_MIB: usize = (1 << 20) / 4;
         let member = team.member();
         let group = team.group(device)?;
-        let least = bucket_mib.saturating_mul(FLOATS_PER_MIB);
-        let buckets = Bucket::all(&mut model.params, least, member.world)?;
+        let buckets = Bucket::all(
+            &mut model.params,
+            bucket_bytes / size_of::<f32>(),
+            member.world,
+        )?;
         for bucket in &buckets {
             group.broadcast(&bucket.weights, 0)?.wait()?;
         }
@@ -112,4 +114,3 @@ impl DataParallel {
             .with_group(|group| self.shards.whole(&model.params, &self.buckets, group))
     }
 }
-

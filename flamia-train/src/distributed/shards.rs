@@ -45,10 +45,17 @@ impl Shards {
             for place in &plan.places {
                 let range = place.start..place.start + place.len;
                 for (flat, moment) in all.iter().zip(whole.moments_of(place.param)) {
-                    no_grad(|| slice(flat, &range)?.f_copy_(&moment.f_reshape([-1])?).map(drop))?;
+                    no_grad(|| {
+                        slice(flat, &range)?
+                            .f_copy_(&moment.f_reshape([-1])?)
+                            .map(drop)
+                    })?;
                 }
             }
-            let mine = [copied(&slice(&all[0], &part)?)?, copied(&slice(&all[1], &part)?)?];
+            let mine = [
+                copied(&slice(&all[0], &part)?)?,
+                copied(&slice(&all[1], &part)?)?,
+            ];
             for piece in plan.pieces(&part) {
                 let within = piece.range.start - part.start..piece.range.end - part.start;
                 slots.push(Slot {

@@ -1,5 +1,7 @@
 //! What a trainer does otherwise when it is one of several.
 
+use std::time::Instant;
+
 use datasets::Row;
 
 use super::share::share;
@@ -47,9 +49,11 @@ impl Trainer {
         };
         team.doing(&format!("step {}", self.state.step + 1));
         let batch = &self.settings.batch;
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let rows = self.rows.by_ref().take(batch.rows * batch.accumulate);
-        let rows = rows.collect::<Result<Vec<Row>, _>>().map_err(DataError::from)?;
+        let rows = rows
+            .collect::<Result<Vec<Row>, _>>()
+            .map_err(DataError::from)?;
         self.meter.packing.add(&rows);
         let (shape, mask) = (&self.model.shape, self.settings.kernel.mask());
         let share = share(rows, shape, mask, team.member())?;
@@ -93,11 +97,6 @@ impl Trainer {
             self.checkpoints.save(state, params, &whole)?;
         }
         Ok(())
-    }
-
-    /// Whether this trainer writes files and talks to the user.
-    pub(crate) fn leads(&self) -> bool {
-        self.team.as_ref().is_none_or(|team| team.leads())
     }
 
     /// Whether the state can be saved after `error`: among several ranks only where all have the same

@@ -84,9 +84,7 @@ impl World {
     ///
     /// # Errors
     /// [`WorldError`].
-    pub fn from(
-        variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<Self>, WorldError> {
+    pub fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, WorldError> {
         let is_set = |name: &str| variable(name).is_some();
         let names = if is_set(TORCHRUN.world) {
             TORCHRUN
@@ -148,7 +146,9 @@ mod tests {
 
     fn world(variables: &str) -> Result<Option<World>, WorldError> {
         World::from(|name| {
-            let pairs = variables.split_whitespace().filter_map(|v| v.split_once('='));
+            let pairs = variables
+                .split_whitespace()
+                .filter_map(|v| v.split_once('='));
             pairs
                 .filter(|(key, _)| *key == name)
                 .map(|(_, value)| value.to_owned())
@@ -173,8 +173,7 @@ mod tests {
         };
         assert_eq!(found, expected);
 
-        let slurm =
-            "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 MASTER_ADDR=node0 MASTER_PORT=1";
+        let slurm = "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 MASTER_ADDR=node0 MASTER_PORT=1";
         let found = world(slurm).unwrap().unwrap();
         assert_eq!(found.member, Member { rank: 0, world: 2 });
         assert!(found.serves);
@@ -202,7 +201,10 @@ mod tests {
             ("WORLD_SIZE=2", "RANK is not"),
             ("WORLD_SIZE=2 RANK=0", "MASTER_PORT is not"),
             ("WORLD_SIZE=2 RANK=0 MASTER_PORT=1", "MASTER_ADDR is not"),
-            ("WORLD_SIZE=two RANK=0", "WORLD_SIZE must be a whole number, found \"two\""),
+            (
+                "WORLD_SIZE=two RANK=0",
+                "WORLD_SIZE must be a whole number, found \"two\"",
+            ),
             ("WORLD_SIZE=2 RANK=2", "rank 2 is none of 2"),
             (
                 "WORLD_SIZE=2 RANK=0 MASTER_ADDR=a MASTER_PORT=70000",

@@ -714,7 +714,7 @@ fn the_listing_shows_every_value_and_where_it_came_from() {
     assert!(line("attention ").ends_with("mxfp8"));
     let groups = text.lines().filter(|line| !line.starts_with(' ')).count();
     assert_eq!(text.lines().count(), keys().len() + groups);
-    assert_eq!(groups, 9);
+    assert_eq!(groups, 10);
 }
 
 #[test]
@@ -746,11 +746,43 @@ fn help_teaches_every_setting() {
         "Optimiser (AdamW)",
         "Attention numerics",
         "Evaluation",
+        "Several processes",
     ] {
         assert!(help.contains(&format!("\n{group}:\n")), "{group}\n{help}");
     }
     assert!(help.contains("Usage: cargo xtask train"), "{help}");
     assert!(help.contains("cargo xtask train --resume --out runs/long"));
+}
+
+#[test]
+fn the_number_of_ranks_is_for_who_starts_them() {
+    let words = |line: &str| {
+        line.split_whitespace()
+            .map(OsString::from)
+            .collect::<Vec<_>>()
+    };
+    for (line, ranks, rest) in [
+        ("", 1, ""),
+        ("--steps 3", 1, "--steps 3"),
+        ("--nproc 2", 2, ""),
+        ("--steps 3 --nproc 4 --resume", 4, "--steps 3 --resume"),
+        ("--nproc=8 --steps=3", 8, "--steps=3"),
+    ] {
+        let (found, left) = split_nproc(&words(line)).unwrap();
+        assert_eq!((found, left), (ranks, words(rest)), "{line}");
+    }
+    for line in [
+        "--nproc 0",
+        "--nproc x",
+        "--nproc",
+        "--nproc 1 --nproc 1",
+        "--stps 3",
+    ] {
+        let refused = split_nproc(&words(line));
+        assert!(matches!(refused, Err(SettingsError::Usage(_))), "{line}");
+    }
+    let message = error(load(&["--nproc", "2"], &[]));
+    assert!(message.contains("cargo xtask train"), "{message}");
 }
 
 #[test]
