@@ -167,7 +167,11 @@ char *flamia_group_new(const FlamiaMembership *membership, FlamiaGroup **group) 
   });
 }
 
-void flamia_group_free(FlamiaGroup *group) { delete group; }
+void flamia_group_free(FlamiaGroup *group) {
+  // NCCL wants to be told before its process group goes. What fails then has been told by the work.
+  std::free(catching([&] { group->pointer->shutdown(); }));
+  delete group;
+}
 
 char *flamia_all_reduce(const FlamiaGroup *group, FlamiaTensor *tensor,
                         FlamiaWork **work) {

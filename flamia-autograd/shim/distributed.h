@@ -47,6 +47,7 @@ const char *flamia_backend_lacks(FlamiaBackend backend);
 
 // With Gloo, waits until all others are there.
 char *flamia_group_new(const FlamiaMembership *membership, FlamiaGroup **group);
+// Waits for what is under way.
 void flamia_group_free(FlamiaGroup *group);
 
 // The sum over ranks.

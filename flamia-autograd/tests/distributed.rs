@@ -128,6 +128,13 @@ fn a_store_tells_what_was_set_and_waits_for_what_will_be() {
         assert!(!store.has("never").unwrap());
         let found = store.get("binary", PATIENCE).unwrap();
         assert!(store.has("binary").unwrap());
+        let address = store.address().clone();
+        let apart = Store::open(address, 1, false, PATIENCE)
+            .unwrap()
+            .under("apart");
+        assert!(!apart.has("binary").unwrap());
+        apart.set("key", b"theirs").unwrap();
+        assert!(store.has("apart/key").unwrap() && !store.has("key").unwrap());
         let start = Instant::now();
         let error = store
             .get("never", Duration::from_millis(100))

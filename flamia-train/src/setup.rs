@@ -94,6 +94,10 @@ impl Trainer {
             Start::New => Settings::load(args())?,
         };
         settings.out = Some(folder.path().into());
+        if team.is_some() {
+            // What the ranks have met with.
+            settings.distributed = Settings::distributed(args(), std::env::vars_os())?;
+        }
         if leads(team) {
             eprint!("{}", settings.describe());
         }

@@ -87,14 +87,17 @@ impl Trainer {
     pub fn run(mut self) -> Result<Outcome, TrainError> {
         let outcome = self.train();
         let team = self.team.take();
-        let leads = team.as_ref().is_none_or(Team::leads);
-        let outcome = outcome.and_then(|outcome| {
-            if leads {
-                self.finish()?;
+        match outcome {
+            Ok(outcome) if team.as_ref().is_none_or(Team::leads) => {
+                part(team, self.finish().map(|()| outcome))
             }
-            Ok(outcome)
-        });
-        part(team, outcome)
+            Err(_) => {
+                // An operation may be under way that never ends: nothing waits for it.
+                std::mem::forget(self.parallel.take());
+                part(team, outcome)
+            }
+            Ok(_) => part(team, outcome),
+        }
     }
 
     fn train(&mut self) -> Result<Outcome, TrainError> {

@@ -128,6 +128,7 @@ fn team<R: Send>(world: usize, rank: impl Fn(&Team) -> R + Sync) -> Vec<R> {
                             port,
                         },
                         serves: number == 0,
+                        restarts: 0,
                     };
                     let team = Team::join(told, settings, |verdict| panic!("{verdict}")).unwrap();
                     let result = rank(&team);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::store::{RawStore, first_line, milliseconds, name};
+use super::store::{RawStore, first_line, milliseconds};
 use super::{DistributedError, Store};
 use crate::ffi::take_text;
 
@@ -110,7 +110,8 @@ pub struct Member {
 /// be the same on every rank.
 ///
 /// An operation is under way until its [`Work`] has been waited for; until then nobody may write
-/// its tensors or read its outputs. On CPUs it is done by threads of the group's own.
+/// its tensors or read its outputs. On CPUs it is done by threads of the group's own. Dropping a group waits
+/// for operations under way, for ever if another rank has gone.
 #[derive(Debug)]
 pub struct Group {
     raw: NonNull<RawGroup>,
@@ -147,7 +148,7 @@ impl Group {
                 symbol: symbol.into_owned(),
             });
         }
-        let c_name = self::name("the group", name)?;
+        let c_name = store.key(name)?;
         let small = |number: usize| c_int::try_from(number).unwrap_or(c_int::MAX);
         let membership = Membership {
             backend: backend as c_int,

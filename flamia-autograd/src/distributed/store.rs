@@ -60,6 +60,8 @@ pub struct Store {
     raw: NonNull<RawStore>,
     rank: usize,
     address: StoreAddress,
+    /// What all keys begin with.
+    prefix: String,
 }
 
 // SAFETY: a TCPStore locks each request.
@@ -93,7 +95,12 @@ impl Store {
             ))
         };
         match (NonNull::new(raw), refusal) {
-            (Some(raw), None) => Ok(Self { raw, rank, address }),
+            (Some(raw), None) => Ok(Self {
+                raw,
+                rank,
+                address,
+                prefix: String::new(),
+            }),
             (_, refusal) => {
                 let doing = if serves { "serve" } else { "open" };
                 Err(DistributedError::Store {
@@ -106,6 +113,13 @@ impl Store {
         }
     }
 
+    /// The same connection, on which all keys and groups are apart from those under other prefixes.
+    #[must_use]
+    pub fn under(mut self, prefix: &str) -> Self {
+        self.prefix = format!("{}{prefix}/", self.prefix);
+        self
+    }
+
     /// Where it is served.
     pub fn address(&self) -> &StoreAddress {
         &self.address
@@ -116,7 +130,7 @@ impl Store {
     /// # Errors
     /// [`DistributedError::Store`] when the server is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), DistributedError> {
-        let c_key = name("the store's key", key)?;
+        let c_key = self.key(key)?;
         // SAFETY: the store lives, the value has its length beside it, and the text is ours.
         let refusal = unsafe {
             take_text(flamia_store_set(
@@ -134,7 +148,7 @@ impl Store {
     /// # Errors
     /// [`DistributedError::Store`] when nobody sets it in time or the server is gone.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, DistributedError> {
-        let c_key = name("the store's key", key)?;
+        let c_key = self.key(key)?;
         let (mut value, mut len) = (ptr::null_mut(), 0);
         // SAFETY: the store lives, the pointers are to live locals, and the text is ours.
         let refusal = unsafe {
@@ -160,7 +174,7 @@ impl Store {
     /// # Errors
     /// [`DistributedError::Store`] when the server is gone.
     pub fn has(&self, key: &str) -> Result<bool, DistributedError> {
-        let c_key = name("the store's key", key)?;
+        let c_key = self.key(key)?;
         let mut has = false;
         // SAFETY: the store lives, the pointer is to a live local, and the text is ours.
         let refusal = unsafe {
@@ -172,6 +186,11 @@ impl Store {
         };
         self.answered("ask for", key, refusal)?;
         Ok(has)
+    }
+
+    /// `key` as the server has it.
+    pub(super) fn key(&self, key: &str) -> Result<CString, DistributedError> {
+        name("the store's key", &format!("{}{key}", self.prefix))
     }
 
     pub(super) fn as_raw(&self) -> *const RawStore {
@@ -203,7 +222,7 @@ impl Drop for Store {
     }
 }
 
-pub(super) fn name(what: &'static str, name: &str) -> Result<CString, DistributedError> {
+fn name(what: &'static str, name: &str) -> Result<CString, DistributedError> {
     CString::new(name).map_err(|source| DistributedError::Name {
         what,
         name: name.into(),

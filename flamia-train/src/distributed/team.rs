@@ -79,9 +79,13 @@ impl Team {
         let rank = member.rank;
         let lost_after = Duration::from_secs_f64(settings.lost_after);
         let patience = Duration::from_secs_f64(settings.patience);
-        let store = Store::open(world.store.clone(), rank, world.serves, patience)?;
+        let open = |serves, timeout| {
+            let store = Store::open(world.store.clone(), rank, serves, timeout)?;
+            Ok::<_, DistributedError>(store.under(&format!("attempt {}", world.restarts)))
+        };
+        let store = open(world.serves, patience)?;
         // Its requests fail in the time in which a rank that does not answer is lost.
-        let line = Store::open(world.store.clone(), rank, false, lost_after)?;
+        let line = open(false, lost_after)?;
         let heart = Heart::start(line, member, lost_after, on_verdict)?;
         store.set(&here(rank), b"")?;
         for other in 0..member.world {

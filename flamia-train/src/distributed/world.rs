@@ -15,6 +15,8 @@ pub struct World {
     pub store: StoreAddress,
     /// Whether this rank serves that store: rank 0 does, unless its launcher does.
     pub serves: bool,
+    /// How often the launcher has started all ranks again, whose store still has what they said before.
+    pub restarts: usize,
 }
 
 /// Why the environment describes no rank.
@@ -136,6 +138,7 @@ impl World {
                 port,
             },
             serves: rank == 0 && agent.as_deref() != Some("True"),
+            restarts: or("TORCHELASTIC_RESTART_COUNT", 0)?,
         }))
     }
 }
@@ -170,6 +173,7 @@ mod tests {
                 port: 29500,
             },
             serves: false,
+            restarts: 0,
         };
         assert_eq!(found, expected);
 
@@ -180,7 +184,10 @@ mod tests {
         let both = format!("{slurm} {torchrun}");
         assert_eq!(world(&both).unwrap().unwrap().member.world, 4);
         let agent = torchrun.replace("RANK=3", "RANK=0") + " TORCHELASTIC_USE_AGENT_STORE=True";
-        assert!(!world(&agent).unwrap().unwrap().serves);
+        let agent = world(&format!("{agent} TORCHELASTIC_RESTART_COUNT=2"));
+        let agent = agent.unwrap().unwrap();
+        assert!(!agent.serves);
+        assert_eq!(agent.restarts, 2);
     }
 
     #[test]

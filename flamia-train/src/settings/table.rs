@@ -251,6 +251,8 @@ settings_table! {
 
     distributed: DistributedSettings, "Several processes" {
         /// Seconds without a sign of life after which a rank counts as lost, and the job ends.
+        ///
+        /// A resumed run does not take this group's settings over: ranks meet before they read it.
         lost_after: f64 = 30.0;
         /// Seconds that ranks wait for each other, at the start and in an operation.
         ///
