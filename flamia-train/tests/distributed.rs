@@ -327,3 +327,20 @@ fn a_rank_that_never_comes_is_named() {
         "{told}"
     );
 }
+
+/// NCCL. `cargo test -p flamia-train --test distributed -- --ignored` on a machine with two NVIDIA GPUs.
+#[test]
+#[ignore = "needs two GPUs"]
+fn two_gpus_train_what_one_does() {
+    let workplace = Workplace::new();
+    let more = format!("{RUN} --device auto --attention flash --model-head-dim 64");
+    train(&workplace, "one", &more, 1);
+    train(&workplace, "two", &more, 2);
+    let [one, two] = ["one", "two"].map(|name| read_curves(&workplace.run(name), 8).unwrap());
+    for tag in [TRAIN_LOSS, VAL_LOSS] {
+        for ((step, a), (_, b)) in one[tag].iter().zip(&two[tag]) {
+            // Products are in BF16, and micro-batches are others.
+            assert!((a - b).abs() < 0.02, "{tag} at step {step}: {a} and {b}");
+        }
+    }
+}

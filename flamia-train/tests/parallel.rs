@@ -147,29 +147,35 @@ fn team<R: Send>(world: usize, rank: impl Fn(&Team) -> R + Sync) -> Vec<R> {
 struct Ranked {
     parallel: DataParallel,
     model: Model,
+    device: Device,
 }
 
 impl Ranked {
-    fn new(team: &Team, bucket_bytes: usize) -> Self {
+    fn new(team: &Team, device: Device, bucket_bytes: usize) -> Self {
         // Rank 0's weights are those of all.
         let seed = 1 + team.member().rank as u64;
-        let mut model = model(tiny_shape(), seed);
+        let params = Params::init(&tiny_shape().parameters(0.4), seed, device).unwrap();
+        let mut model = Model::new(tiny_shape(), params);
         let whole = AdamW::new(CONFIG, &model.params).unwrap();
-        let parallel = DataParallel::new(team, &mut model, &whole, Device::Cpu, bucket_bytes);
+        let parallel = DataParallel::new(team, &mut model, &whole, device, bucket_bytes);
         Self {
             parallel: parallel.unwrap(),
             model,
+            device,
         }
     }
 
     fn step(&mut self, team: &Team, step: usize, lr: f64) -> Result<StepReport, StepError> {
+        let device = self.device;
         let share = share(rows(step), &self.model.shape, Mask::Causal, team.member()).unwrap();
         let batches: Vec<_> = share
             .rows
             .chunks(2)
-            .map(|rows| MicroBatch::new(rows, Device::Cpu).unwrap())
+            .map(|rows| MicroBatch::new(rows, device).unwrap())
             .collect();
-        let Self { parallel, model } = self;
+        let Self {
+            parallel, model, ..
+        } = self;
         parallel
             .launch_step(model, &batches, share.counts, &CAUSAL_SDPA, lr, 0.5)?
             .read()
@@ -178,11 +184,26 @@ impl Ranked {
 
 #[test]
 fn steps_of_any_number_of_ranks_and_buckets_are_those_of_one_process() {
+    let ways = [(1, 1), (2, 1), (2, 2000), (3, 600), (4, 1 << 20)];
+    compare(&ways, Device::Cpu);
+}
+
+/// NCCL, as far as one GPU goes.
+/// `cargo test -p flamia-train --test parallel -- --ignored` on a machine with an NVIDIA GPU.
+#[test]
+#[ignore = "needs a GPU"]
+fn steps_of_one_rank_on_a_gpu_are_those_of_one_process() {
+    assert_eq!(flamia_autograd::load_cuda(), Ok(true));
+    compare(&[(1, 1), (1, 600), (1, 1 << 20)], Device::Cuda(0));
+}
+
+/// Numbers of ranks, and bytes of a bucket.
+fn compare(ways: &[(usize, usize)], device: Device) {
     let lrs = [1e-2; 4];
     let alone = trained_alone(&lrs);
-    for (world, bucket_bytes) in [(1, 1), (2, 1), (2, 2000), (3, 600), (4, 1 << 20)] {
+    for &(world, bucket_bytes) in ways {
         let ranks = team(world, |team| {
-            let mut ranked = Ranked::new(team, bucket_bytes);
+            let mut ranked = Ranked::new(team, device, bucket_bytes);
             let reports: Vec<_> = (0..lrs.len())
                 .map(|step| ranked.step(team, step, lrs[step]).unwrap())
                 .collect();
@@ -227,7 +248,7 @@ fn what_is_not_finite_on_one_rank_leaves_the_update_out_on_all() {
         params.map(|(_, param)| floats(param)).collect::<Vec<_>>()
     };
     let ranks = team(2, |team| {
-        let mut ranked = Ranked::new(team, 600);
+        let mut ranked = Ranked::new(team, Device::Cpu, 600);
         ranked.step(team, 0, 1e-2).unwrap();
         let before = weights(&ranked);
         let sound = ranked.model.shape.norm_eps;
