@@ -33,8 +33,8 @@ pub use error::{Problem, SettingsError};
 pub use flags::command;
 pub use key::{Key, Kind};
 pub use table::{
-    BatchSettings, CheckpointSettings, ComputeSettings, EvalSettings, KernelSettings, LogSettings,
-    ModelSettings, OptimSettings, Settings, keys,
+    BatchSettings, CheckpointSettings, ComputeSettings, EvalSettings, GuardSettings,
+    KernelSettings, LogSettings, ModelSettings, OptimSettings, Settings, keys,
 };
 
 use layer::Layer;

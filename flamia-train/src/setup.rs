@@ -13,10 +13,11 @@ use toml::Table;
 use crate::atomic::atomic_write;
 use crate::attention::Attention;
 use crate::board::Board;
-use crate::checkpoint::{Checkpoints, TrainState, Validation};
+use crate::checkpoint::{Checkpoints, Saver, TrainState, Validation};
 use crate::data::{self, DataError};
 use crate::device;
 use crate::error::TrainError;
+use crate::guard::{GuardState, Watch};
 use crate::machine::bf16_tflops;
 use crate::meter::Meter;
 use crate::model::{Model, Precision};
@@ -112,10 +113,15 @@ impl Trainer {
             stated => Some(stated),
         };
         let fresh = fresh_state(&settings, &table, &dataset, device, threads);
-        let state = match saved {
+        let mut state = match saved {
             Some(saved) => continued(saved, fresh, settings.steps as u64, &folder)?,
             None => fresh,
         };
+        let watch = Watch::new(settings.guard.clone(), folder.path(), dataset.clone());
+        if watch.stops(&state.guard) {
+            // It was stopped for that; going on, it has as many again.
+            state.guard.in_a_row = 0;
+        }
         // One thread makes rows while the step computes; few of them, since a row is made in
         // microseconds.
         let rows = dataset
@@ -123,6 +129,7 @@ impl Trainer {
             .and_then(|rows| rows.prefetch(1, 2 * settings.batch.rows))
             .map_err(DataError::from)?;
         let validation = data::validation_batches(&dataset, &settings, device)?;
+        let checkpoints = Saver::new(checkpoints, &model.params, &optimizer)?;
 
         // Only now: everything that can be refused has been.
         let text = table.to_string();
@@ -137,6 +144,7 @@ impl Trainer {
             progress.warn(&ablation.warning());
         }
         notes.iter().for_each(|note| progress.note(note));
+        progress.skipped(state.guard.skipped);
 
         Ok(Self {
             schedule: schedule(&settings),
@@ -156,9 +164,11 @@ impl Trainer {
             board,
             progress,
             clock: Instant::now(),
-            launched: None,
+            watch,
+            unread: Vec::new(),
             meter: Meter::default(),
             unshown: 0,
+            longest_pause: None,
             peak_tflops,
         })
     }
@@ -183,6 +193,7 @@ pub(crate) fn fresh_state(
         seconds: 0.0,
         step_seconds: 0.0,
         flops: 0.0,
+        guard: GuardState::default(),
         settings_sha256: resume::fingerprint(table),
         versions: Versions::of_this_build(
             flamia_autograd::torch_version().into(),

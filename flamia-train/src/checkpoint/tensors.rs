@@ -198,11 +198,11 @@ fn little_endian(tensor: &Tensor) -> Result<Vec<u8>, TchError> {
             tensor.f_kind()?
         )));
     }
-    let mut values = vec![0f32; tensor.numel()];
-    let count = values.len();
-    tensor.f_copy_data(&mut values, count)?;
-    Ok(values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect())
+    let count = tensor.numel();
+    let mut bytes = vec![0; 4 * count];
+    tensor.f_copy_data_u8(&mut bytes, count)?;
+    if cfg!(target_endian = "big") {
+        bytes.chunks_exact_mut(4).for_each(<[u8]>::reverse);
+    }
+    Ok(bytes)
 }
