@@ -4,6 +4,9 @@
 //! a checkpoint is exactly that. On one device with one number of threads, a run that is stopped
 //! and resumed anywhere ends with the same bits as one that never stopped.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -268,7 +271,7 @@ impl Trainer {
             let step = unread.step;
             let read = unread.launched.read();
             let report = read.map_err(|source| TrainError::Step { step, source })?;
-            self.watch(&unread, &report);
+            self.take_in(&unread, &report);
             if failure.is_none() && self.watch.stops(&self.state.guard) {
                 failure = Some(TrainError::NotFinite {
                     step,
@@ -285,7 +288,7 @@ impl Trainer {
         }
     }
 
-    fn watch(&mut self, unread: &Unread, report: &StepReport) {
+    fn take_in(&mut self, unread: &Unread, report: &StepReport) {
         if report.is_finite() {
             self.state.train_loss = Some(report.loss.per_byte());
         }
@@ -310,12 +313,12 @@ impl Trainer {
     }
 
     /// Looks at the outcome of steps where somebody wants to know it, and now and then: a GPU is kept
-    /// waiting for nothing else. The CPU has it anyway.
+    /// waiting for nothing else. Without a guard on the device the host has it anyway.
     fn log(&mut self) -> Result<(), TrainError> {
         let step = self.state.step;
         let is_point = step.is_multiple_of(self.settings.log.every as u64);
         let is_wanted = is_point || self.evaluation_is_due() || self.checkpoint_is_due();
-        let is_high_time = self.device == Device::Cpu || self.unread.len() >= MOST_UNREAD;
+        let is_high_time = !self.optimizer.is_guarded() || self.unread.len() >= MOST_UNREAD;
         if (is_wanted || is_high_time)
             && let Some(report) = self.outcome()?
         {

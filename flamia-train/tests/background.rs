@@ -98,7 +98,10 @@ fn a_checkpoint_holds_the_state_of_its_step_and_nothing_later() {
         fixture.load(step);
         assert!(fixture.values() == saved, "step {step}");
     }
-    assert!(overlapped > 0, "every write was over before the next update");
+    assert!(
+        overlapped > 0,
+        "every write was over before the next update"
+    );
 }
 
 #[test]

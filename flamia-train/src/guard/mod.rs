@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use recent::{Level, Recent};
 pub use rows::KeptRow;
 
+use crate::atomic::WriteError;
 use crate::error::chain;
 use crate::settings::GuardSettings;
 use crate::step::StepReport;
@@ -83,7 +84,8 @@ impl Watch {
         state.in_a_row >= self.settings.skip_limit as u64
     }
 
-    /// Takes a step in. If it stands out and the one before did not, reports it and says so in a line.
+    /// Takes a step in. If it stands out and is the first to do so, or the first that is not finite, reports
+    /// it and says so in a line.
     pub fn take(&self, state: &mut GuardState, step: &ReadStep<'_>) -> Option<String> {
         let GuardSettings {
             spike_window: window,
@@ -114,10 +116,13 @@ impl Watch {
         .filter_map(|(reason, holds)| holds.then_some(reason))
         .collect();
         let stood_out = std::mem::replace(&mut state.stands_out, !reasons.is_empty());
-        if reasons.is_empty() || stood_out {
+        let begins = match finite {
+            true => !reasons.is_empty() && !stood_out,
+            false => state.in_a_row == 1,
+        };
+        if !begins || self.settings.spike_reports == 0 {
             return None;
         }
-        let path = self.place(step.step)?;
         let report = Report {
             step: step.step,
             reasons: &reasons,
@@ -129,23 +134,43 @@ impl Watch {
             spike_factor: factor,
             micro_batches: report::rows(self.dataset.tokenizer(), step.batch),
         };
-        let written = match report.write(&path) {
+        let path = self.folder.join(file_name(step.step));
+        let written = match self.write(&report, &path) {
             Ok(()) => format!("its documents are in {}", path.display()),
             Err(error) => format!("no report of its documents: {}", chain(&error)),
         };
         Some(format!("{}; {written}", report.words()))
     }
 
-    /// The file for a report of `step`, unless there are as many as there may be.
-    fn place(&self, step: u64) -> Option<PathBuf> {
-        let path = self.folder.join(format!("step-{step:06}.json"));
-        // A step that is done again after a kill replaces its report.
-        let reports = fs::read_dir(&self.folder).map_or(0, Iterator::count);
-        if reports >= self.settings.spike_reports && !path.exists() {
-            return None;
-        }
-        // A folder that cannot be made is told when the file is written.
-        let _ = fs::create_dir_all(&self.folder);
-        Some(path)
+    /// Writes `report` to `path` and removes the oldest ones that are too many.
+    fn write(&self, report: &Report<'_>, path: &Path) -> Result<(), WriteError> {
+        let failed = |source| WriteError {
+            path: path.into(),
+            source,
+        };
+        fs::create_dir_all(&self.folder).map_err(failed)?;
+        report.write(path)?;
+        let mut others: Vec<u64> = fs::read_dir(&self.folder)
+            .map_err(failed)?
+            .filter_map(|entry| step_of(&entry.ok()?.file_name().to_string_lossy()))
+            .filter(|step| *step != report.step)
+            .collect();
+        others.sort_unstable();
+        let too_many = (others.len() + 1).saturating_sub(self.settings.spike_reports);
+        others.iter().take(too_many).try_for_each(|step| {
+            fs::remove_file(self.folder.join(file_name(*step))).map_err(failed)
+        })
     }
+}
+
+fn file_name(step: u64) -> String {
+    format!("step-{step:06}.json")
+}
+
+/// The step whose report has this name.
+fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix("step-")?
+        .strip_suffix(".json")?
+        .parse()
+        .ok()
 }

@@ -88,14 +88,14 @@ impl Report<'_> {
         } = self;
         if self.reasons.contains(&"not finite") {
             return format!(
-                "step {step} was left out, at a loss of {} {unit} and a gradient norm of {}",
+                "step {step} was left out, at a loss of {:.3} {unit} and a gradient norm of {:.3}",
                 loss.value, grad_norm.value
             );
         }
         let jump = |name: &str, reading: &Reading| {
             let Level { threshold, .. } = reading.usual.filter(|_| reading.is_jump())?;
             Some(format!(
-                "the {name} jumped to {:.3}, above {threshold:.3}",
+                "the {name} jumped to {:.3}, beyond {threshold:.3}",
                 reading.value
             ))
         };

@@ -256,7 +256,9 @@ settings_table! {
         /// A jump is reported in the run's folder, with the documents of its step. A deviation counts as at
         /// least a thousandth of the median, so that a curve without noise reports no trifles.
         spike_factor: f64 = 10.0;
-        /// How many reports of jumps and of steps that are not finite a run may hold; 0 for none.
+        /// How many reports of jumps and of steps that are not finite a run keeps; 0 for none.
+        ///
+        /// The newest stay.
         spike_reports: usize = 20;
     }
 
