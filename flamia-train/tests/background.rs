@@ -239,11 +239,12 @@ fn a_full_disk_ends_the_run_with_a_reason_and_it_goes_on_when_there_is_room() {
     assert!(told.contains("model.safetensors"), "{told}");
     assert!(!workplace.run("short").join("summary.json").exists());
 
-    // One that was to do more stops soon.
+    // One that was to do more stops: at the next checkpoint if not before.
     let output = start_on_a_full_disk(&workplace, &run, flags);
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains("error: cannot write"), "{told}");
+    assert!(!told.contains("step 12/12"), "{told}");
     let left = checkpoints(&run);
     assert!(left.iter().all(|name| name.starts_with('.')), "{left:?}");
 
