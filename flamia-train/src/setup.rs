@@ -129,7 +129,8 @@ impl Trainer {
             .and_then(|rows| rows.prefetch(1, 2 * settings.batch.rows))
             .map_err(DataError::from)?;
         let validation = data::validation_batches(&dataset, &settings, device)?;
-        let checkpoints = Saver::new(checkpoints, &model.params, &optimizer)?;
+        let mut checkpoints = Saver::new(checkpoints);
+        checkpoints.reserve(&model.params, &optimizer)?;
 
         // Only now: everything that can be refused has been.
         let text = table.to_string();

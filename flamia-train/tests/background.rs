@@ -40,7 +40,7 @@ impl Fixture {
         };
         let optimizer = AdamW::new(config, &model.params).unwrap();
         let checkpoints = Checkpoints::open(run.path(), 2).unwrap();
-        let saver = Saver::new(checkpoints, &model.params, &optimizer).unwrap();
+        let saver = Saver::new(checkpoints);
         Self {
             run,
             saver,

@@ -31,25 +31,31 @@ struct Copies {
 }
 
 impl Saver {
-    /// Saves among `checkpoints` what fits `params` and `optimizer`. Takes host memory for one copy of
-    /// them, pinned if they are on a GPU.
+    /// Saves among `checkpoints`.
+    pub fn new(checkpoints: Checkpoints) -> Self {
+        Self {
+            checkpoints: Arc::new(checkpoints),
+            copies: None,
+            writing: None,
+        }
+    }
+
+    /// Takes host memory for a copy of `params` and of the state of `optimizer`, pinned if they are on a GPU,
+    /// so that the first checkpoint does not have to: that takes seconds for large models.
     ///
     /// # Errors
     /// [`CheckpointError::Torch`] when there is not so much.
-    pub fn new(
-        checkpoints: Checkpoints,
-        params: &Params,
-        optimizer: &AdamW,
-    ) -> Result<Self, CheckpointError> {
-        let copies = Copies::like(params, optimizer).map_err(|source| CheckpointError::Torch {
-            path: checkpoints.folder().into(),
+    pub fn reserve(&mut self, params: &Params, optimizer: &AdamW) -> Result<(), CheckpointError> {
+        let copies = Copies::like(params, optimizer);
+        self.copies = Some(copies.map_err(|source| self.refused(source))?);
+        Ok(())
+    }
+
+    fn refused(&self, source: TchError) -> CheckpointError {
+        CheckpointError::Torch {
+            path: self.checkpoints.folder().into(),
             source,
-        })?;
-        Ok(Self {
-            checkpoints: Arc::new(checkpoints),
-            copies: Some(copies),
-            writing: None,
-        })
+        }
     }
 
     /// Copies the state as it is now and has it written, after the checkpoint before is.
@@ -63,15 +69,13 @@ impl Saver {
         optimizer: &AdamW,
     ) -> Result<(), CheckpointError> {
         self.wait()?;
-        let refused = |source| CheckpointError::Torch {
-            path: self.checkpoints.folder().into(),
-            source,
-        };
-        let mut copies = match self.copies.take() {
-            Some(copies) => copies,
-            None => Copies::like(params, optimizer).map_err(refused)?,
-        };
-        copies.take(params, optimizer).map_err(refused)?;
+        let reserved = self.copies.take();
+        let copies = reserved.map_or_else(|| Copies::like(params, optimizer), Ok);
+        let copies = copies.and_then(|mut copies| {
+            copies.take(params, optimizer)?;
+            Ok(copies)
+        });
+        let copies = copies.map_err(|source| self.refused(source))?;
         let (checkpoints, state) = (Arc::clone(&self.checkpoints), state.clone());
         let write = move || {
             let written = checkpoints.write(&state, &copies.model, &copies.moments);
