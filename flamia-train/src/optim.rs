@@ -32,14 +32,12 @@ pub struct AdamWConfig {
 #[derive(Debug)]
 pub struct AdamW {
     config: AdamWConfig,
-    /// Updates done, which the bias correction divides by.
+    /// Updates done or left out, which the bias correction goes by.
     step: u64,
     /// First and second moments, in the parameters' order.
     moments: Vec<Moments>,
     /// Whether the device decides about updates, and not the host.
     guarded: bool,
-    /// Guarded updates left out, a Double of shape `[]`; none before the first guarded update.
-    skipped: Option<Tensor>,
 }
 
 #[derive(Debug)]
@@ -80,7 +78,6 @@ impl AdamW {
             guarded: params
                 .iter()
                 .any(|(_, param)| param.device() != Device::Cpu),
-            skipped: None,
         })
     }
 
@@ -94,7 +91,7 @@ impl AdamW {
         self.guarded
     }
 
-    /// Updates done.
+    /// Updates done or left out.
     pub fn step_count(&self) -> u64 {
         self.step
     }
@@ -209,17 +206,12 @@ impl AdamW {
             }
             .update(&mut params)?;
         }
-        let left_out = guard.skip.f_to_kind(Kind::Double)?;
-        self.skipped = Some(match self.skipped.take() {
-            Some(skipped) => skipped.f_add(&left_out)?,
-            None => left_out,
-        });
         Ok(())
     }
 
-    /// Guarded updates that were left out, as the device counts them: a Double of shape `[]`.
-    pub fn skipped(&self) -> Option<&Tensor> {
-        self.skipped.as_ref()
+    /// Counts an update that is not done, as [`AdamW::update_guarded`] counts those that it leaves out.
+    pub fn leave_out(&mut self) {
+        self.step += 1;
     }
 
     /// The state by name: `exp_avg.NAME` and `exp_avg_sq.NAME` for every parameter.
@@ -255,7 +247,6 @@ impl AdamW {
                 })
                 .collect(),
             guarded: true,
-            skipped: None,
         }
     }
 
@@ -325,8 +316,8 @@ pub fn global_norm(params: &Params) -> Result<f64, TchError> {
 /// Scales all gradients down so that their global norm is at most `max_norm`; returns the norm
 /// they had.
 ///
-/// A norm that is NaN or infinite is returned and nothing is scaled: the caller must stop before
-/// the optimiser runs.
+/// A norm that is NaN or infinite is returned and nothing is scaled: the caller must leave the update
+/// out.
 ///
 /// # Errors
 /// When torch refuses an operation.

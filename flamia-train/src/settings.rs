@@ -34,7 +34,7 @@ pub use flags::{command, split_nproc};
 pub use key::{Key, Kind};
 pub use table::{
     BatchSettings, CheckpointSettings, ComputeSettings, DistributedSettings, EvalSettings,
-    KernelSettings, LogSettings, ModelSettings, OptimSettings, Settings, keys,
+    GuardSettings, KernelSettings, LogSettings, ModelSettings, OptimSettings, Settings, keys,
 };
 
 use layer::Layer;

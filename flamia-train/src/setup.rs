@@ -13,11 +13,12 @@ use toml::Table;
 use crate::atomic::atomic_write;
 use crate::attention::Attention;
 use crate::board::Board;
-use crate::checkpoint::{Checkpoints, TrainState, Validation};
+use crate::checkpoint::{Checkpoints, Saver, TrainState, Validation};
 use crate::data::{self, DataError};
 use crate::device;
 use crate::distributed::{DataParallel, Team, TeamError, Verdict, World, is_operation};
 use crate::error::{TrainError, chain};
+use crate::guard::{GuardState, Watch};
 use crate::machine::bf16_tflops;
 use crate::meter::Meter;
 use crate::model::{Model, Precision};
@@ -101,18 +102,22 @@ impl Trainer {
         if leads(team) {
             eprint!("{}", settings.describe());
         }
-        Self::new(settings, folder, stop, team)
+        Self::prepared(settings, folder, stop, team)
     }
 
     /// Sets up the run that `settings` describe in `folder`, which [`RunFolder::create`] or, with
-    /// `settings.resume`, [`RunFolder::open`] gave; for one of several ranks, if there is a `team`.
+    /// `settings.resume`, [`RunFolder::open`] gave, for this process alone.
     ///
     /// A resumed run goes on from its newest whole checkpoint, or from the start if it was killed
     /// before the first.
     ///
     /// # Errors
     /// [`TrainError`]; nothing of an earlier run has changed then.
-    fn new(
+    pub fn new(settings: Settings, folder: RunFolder, stop: Stop) -> Result<Self, TrainError> {
+        Self::prepared(settings, folder, stop, None)
+    }
+
+    fn prepared(
         settings: Settings,
         folder: RunFolder,
         stop: Stop,
@@ -124,7 +129,7 @@ impl Trainer {
         }
         let world = team.map(Team::world);
         if let Some(team) = team {
-            team.same("settings", &resume::fingerprint(&table))?;
+            team.same("settings", &common(&settings)?)?;
         }
         let parts = parts_in_turn(&settings, team)?;
         let (mut model, mut optimizer) = parts.model(&settings)?;
@@ -175,10 +180,20 @@ impl Trainer {
         let ranks = world.map_or(1, |world| world.member.world);
         let peak_tflops = peak_tflops.map(|peak| ranks as f64 * peak);
         let fresh = fresh_state(&settings, &table, &dataset, device, threads);
-        let state = match saved {
+        let mut state = match saved {
             Some(saved) => continued(saved, fresh, settings.steps as u64, &folder)?,
             None => fresh,
         };
+        let mut guard = settings.guard.clone();
+        if !leads(team) {
+            // Rank 0 reports for all.
+            guard.spike_reports = 0;
+        }
+        let watch = Watch::new(guard, folder.path(), dataset.clone());
+        if watch.stops(&state.guard) {
+            // It was stopped for that; going on, it has as many again.
+            state.guard.in_a_row = 0;
+        }
         // One thread makes rows while the step computes; few of them, since a row is made in
         // microseconds.
         let rows = dataset
@@ -186,6 +201,10 @@ impl Trainer {
             .and_then(|rows| rows.prefetch(1, 2 * settings.batch.rows))
             .map_err(DataError::from)?;
         let mut validation = data::validation_batches(&dataset, &settings, device)?;
+        let mut checkpoints = Saver::new(checkpoints);
+        if leads(team) {
+            checkpoints.reserve(&model.params, &optimizer)?;
+        }
         let mut parallel = None;
         if let Some(team) = team {
             let member = team.member();
@@ -226,6 +245,7 @@ impl Trainer {
             progress.warn(&ablation.warning());
         }
         notes.iter().for_each(|note| progress.note(note));
+        progress.skipped(state.guard.skipped);
 
         Ok(Self {
             schedule: schedule(&settings),
@@ -245,9 +265,11 @@ impl Trainer {
             board,
             progress,
             clock: Instant::now(),
-            launched: None,
+            watch,
+            unread: Vec::new(),
             meter: Meter::default(),
             unshown: 0,
+            longest_pause: None,
             peak_tflops,
             team: None,
             parallel,
@@ -258,6 +280,20 @@ impl Trainer {
 /// Whether this rank writes and talks: the only one, or rank 0.
 fn leads(team: Option<&Team>) -> bool {
     team.is_none_or(Team::leads)
+}
+
+/// The settings in which ranks may not differ: all but where things are on their machines.
+fn common(settings: &Settings) -> Result<String, TrainError> {
+    let here = Settings::default();
+    let common = Settings {
+        data: here.data,
+        tokenizer: here.tokenizer,
+        out: here.out,
+        device: here.device,
+        threads: here.threads,
+        ..settings.clone()
+    };
+    Ok(common.to_toml()?)
 }
 
 /// Opens device and data: rank 0 first, which prepares what others find then.
@@ -312,6 +348,7 @@ pub(crate) fn fresh_state(
         seconds: 0.0,
         step_seconds: 0.0,
         flops: 0.0,
+        guard: GuardState::default(),
         settings_sha256: resume::fingerprint(table),
         versions: Versions::of_this_build(
             flamia_autograd::torch_version().into(),

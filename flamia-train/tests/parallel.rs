@@ -255,13 +255,11 @@ fn what_is_not_finite_on_one_rank_leaves_the_update_out_on_all() {
         if team.member().rank == 1 {
             ranked.model.shape.norm_eps = f64::NAN;
         }
-        let error = ranked.step(team, 1, 1e-2).unwrap_err();
-        assert!(matches!(error, StepError::Skipped { count: 1 }), "{error}");
+        assert!(!ranked.step(team, 1, 1e-2).unwrap().is_finite());
         assert_eq!(weights(&ranked), before);
         // They go on together.
         ranked.model.shape.norm_eps = sound;
-        let error = ranked.step(team, 2, 1e-2).unwrap_err();
-        assert!(matches!(error, StepError::Skipped { count: 1 }), "{error}");
+        assert!(ranked.step(team, 2, 1e-2).unwrap().is_finite());
         assert_ne!(weights(&ranked), before);
         weights(&ranked)
     });

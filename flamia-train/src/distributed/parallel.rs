@@ -101,7 +101,7 @@ impl DataParallel {
             let (nats, norm) = (sums.f_get(0)?, sums.f_get(1)?.f_sqrt()?);
             let guard = Guard::new(&nats, &norm, max_norm)?;
             shards.update(&model.params, buckets, group, lr, &guard)?;
-            Ok(LaunchedStep::new(counts, nats, norm, shards.skipped())?)
+            Ok(LaunchedStep::new(counts, nats, norm)?)
         })
     }
 

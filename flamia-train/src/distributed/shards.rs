@@ -75,14 +75,9 @@ impl Shards {
         })
     }
 
-    /// Updates done.
+    /// Updates done or left out.
     pub fn step_count(&self) -> u64 {
         self.adamw.step_count()
-    }
-
-    /// Updates that were left out, as [`AdamW::skipped`].
-    pub fn skipped(&self) -> Option<&Tensor> {
-        self.adamw.skipped()
     }
 
     /// The squared norm of this rank's gradients: a Double of shape `[]` that the host has not waited for.

@@ -2,16 +2,13 @@
 
 use std::time::Instant;
 
-use datasets::Row;
-
 use super::share::share;
 use super::team::TeamError;
 use crate::batch::MicroBatch;
-use crate::data::DataError;
 use crate::error::{TrainError, chain};
 use crate::loss::Loss;
-use crate::step::{LaunchedStep, StepError};
-use crate::trainer::{Outcome, Trainer};
+use crate::step::StepError;
+use crate::trainer::{Launched, Outcome, Trainer};
 
 impl Trainer {
     /// Whether the run is to stop: all ranks if one was asked to.
@@ -41,25 +38,26 @@ impl Trainer {
         }))
     }
 
-    /// Reads a global batch, and launches the step of it on this rank's share; also the operations of the
-    /// whole.
-    pub(crate) fn launch_share(&mut self, lr: f64) -> Result<(LaunchedStep, f64), TrainError> {
+    /// Reads a global batch, and launches the step of it on this rank's share; rows and operations are those of
+    /// the whole.
+    pub(crate) fn launch_share(&mut self, lr: f64) -> Result<Launched, TrainError> {
+        let start = Instant::now();
+        let (mut rows, mut kept) = (Vec::new(), Vec::new());
+        for _ in 0..self.settings.batch.accumulate {
+            let (some, some_kept) = self.next_rows()?;
+            rows.extend(some);
+            kept.push(some_kept);
+        }
         let (Some(team), Some(parallel)) = (&self.team, &mut self.parallel) else {
             unreachable!("only one of several ranks has a share");
         };
         team.doing(&format!("step {}", self.state.step + 1));
-        let batch = &self.settings.batch;
-        let start = Instant::now();
-        let rows = self.rows.by_ref().take(batch.rows * batch.accumulate);
-        let rows = rows
-            .collect::<Result<Vec<Row>, _>>()
-            .map_err(DataError::from)?;
         self.meter.packing.add(&rows);
         let (shape, mask) = (&self.model.shape, self.settings.kernel.mask());
         let share = share(rows, shape, mask, team.member())?;
         let micro_batches = share
             .rows
-            .chunks(batch.rows)
+            .chunks(self.settings.batch.rows)
             .map(|rows| Ok(MicroBatch::new(rows, self.device)?))
             .collect::<Result<Vec<_>, TrainError>>()?;
         self.meter.data_seconds += start.elapsed().as_secs_f64();
@@ -77,11 +75,11 @@ impl Trainer {
             step: self.state.step + 1,
             source,
         })?;
-        Ok((launched, flops))
+        Ok((launched, kept, flops))
     }
 
     /// Writes a checkpoint: rank 0, with what the others have of the optimiser.
-    pub(crate) fn write_checkpoint(&self) -> Result<(), TrainError> {
+    pub(crate) fn write_checkpoint(&mut self) -> Result<(), TrainError> {
         let (state, params) = (&self.state, &self.model.params);
         let (Some(team), Some(parallel)) = (&self.team, &self.parallel) else {
             self.checkpoints.save(state, params, &self.optimizer)?;
@@ -104,10 +102,11 @@ impl Trainer {
     pub(crate) fn can_save_after(&self, error: &TrainError) -> bool {
         let is_everybodys = matches!(
             error,
-            TrainError::Step {
-                source: StepError::Skipped { .. } | StepError::NoLabels,
-                ..
-            }
+            TrainError::NotFinite { .. }
+                | TrainError::Step {
+                    source: StepError::NoLabels,
+                    ..
+                }
         );
         self.team.is_none() || is_everybodys
     }

@@ -67,6 +67,10 @@ eval.fraction | --eval-fraction | FLAMIA_EVAL_FRACTION | 0.05 | 0.5 | 0.5
 checkpoint.every | --checkpoint-every | FLAMIA_CHECKPOINT_EVERY | 200 | 7 | 7
 checkpoint.keep | --checkpoint-keep | FLAMIA_CHECKPOINT_KEEP | 2 | 1 | 1
 checkpoint.best | --checkpoint-best | FLAMIA_CHECKPOINT_BEST | true | false | false
+guard.skip_limit | --guard-skip-limit | FLAMIA_GUARD_SKIP_LIMIT | 10 | 3 | 3
+guard.spike_window | --guard-spike-window | FLAMIA_GUARD_SPIKE_WINDOW | 128 | 64 | 64
+guard.spike_factor | --guard-spike-factor | FLAMIA_GUARD_SPIKE_FACTOR | 10.0 | 6.5 | 6.5
+guard.spike_reports | --guard-spike-reports | FLAMIA_GUARD_SPIKE_REPORTS | 20 | 0 | 0
 log.every | --log-every | FLAMIA_LOG_EVERY | 1 | 5 | 5
 distributed.lost_after | --distributed-lost-after | FLAMIA_DISTRIBUTED_LOST_AFTER | 30.0 | 5 | 5
 distributed.patience | --distributed-patience | FLAMIA_DISTRIBUTED_PATIENCE | 600.0 | 60 | 60
@@ -642,6 +646,9 @@ fn every_range_is_checked_at_its_ends() {
         ("--eval-fraction", "1", "0.99"),
         ("--checkpoint-every", "0", "1"),
         ("--checkpoint-keep", "0", "1"),
+        ("--guard-skip-limit", "0", "1"),
+        ("--guard-spike-window", "7", "8"),
+        ("--guard-spike-factor", "0", "0.1"),
         ("--log-every", "0", "1"),
         ("--distributed-lost-after", "0", "0.1"),
         ("--distributed-patience", "-1", "1"),
@@ -714,7 +721,7 @@ fn the_listing_shows_every_value_and_where_it_came_from() {
     assert!(line("attention ").ends_with("mxfp8"));
     let groups = text.lines().filter(|line| !line.starts_with(' ')).count();
     assert_eq!(text.lines().count(), keys().len() + groups);
-    assert_eq!(groups, 10);
+    assert_eq!(groups, 11);
 }
 
 #[test]

@@ -67,6 +67,7 @@ impl Check<'_> {
             compute,
             eval,
             checkpoint,
+            guard,
             log,
             distributed,
             ..
@@ -84,6 +85,7 @@ impl Check<'_> {
             ("eval.rows", eval.rows),
             ("checkpoint.every", checkpoint.every),
             ("checkpoint.keep", checkpoint.keep),
+            ("guard.skip_limit", guard.skip_limit),
             ("log.every", log.every),
             ("distributed.bucket_mib", distributed.bucket_mib),
         ] {
@@ -100,7 +102,14 @@ impl Check<'_> {
             "a row must hold a token and the next one to predict",
             "give 2 or more",
         );
+        self.rule(
+            guard.spike_window >= 8,
+            &["guard.spike_window"],
+            "a median of fewer steps tells nothing",
+            "give 8 or more",
+        );
         for (key, value) in [
+            ("guard.spike_factor", guard.spike_factor),
             ("model.rope_theta", model.rope_theta),
             ("model.norm_eps", model.norm_eps),
             ("model.init_std", model.init_std),
