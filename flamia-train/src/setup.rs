@@ -101,18 +101,22 @@ impl Trainer {
         if leads(team) {
             eprint!("{}", settings.describe());
         }
-        Self::new(settings, folder, stop, team)
+        Self::prepared(settings, folder, stop, team)
     }
 
     /// Sets up the run that `settings` describe in `folder`, which [`RunFolder::create`] or, with
-    /// `settings.resume`, [`RunFolder::open`] gave; for one of several ranks, if there is a `team`.
+    /// `settings.resume`, [`RunFolder::open`] gave, for this process alone.
     ///
     /// A resumed run goes on from its newest whole checkpoint, or from the start if it was killed
     /// before the first.
     ///
     /// # Errors
     /// [`TrainError`]; nothing of an earlier run has changed then.
-    fn new(
+    pub fn new(settings: Settings, folder: RunFolder, stop: Stop) -> Result<Self, TrainError> {
+        Self::prepared(settings, folder, stop, None)
+    }
+
+    fn prepared(
         settings: Settings,
         folder: RunFolder,
         stop: Stop,
@@ -124,7 +128,7 @@ impl Trainer {
         }
         let world = team.map(Team::world);
         if let Some(team) = team {
-            team.same("settings", &resume::fingerprint(&table))?;
+            team.same("settings", &common(&settings)?)?;
         }
         let parts = parts_in_turn(&settings, team)?;
         let (mut model, mut optimizer) = parts.model(&settings)?;
@@ -258,6 +262,20 @@ impl Trainer {
 /// Whether this rank writes and talks: the only one, or rank 0.
 fn leads(team: Option<&Team>) -> bool {
     team.is_none_or(Team::leads)
+}
+
+/// The settings in which ranks may not differ: all but where things are on their machines.
+fn common(settings: &Settings) -> Result<String, TrainError> {
+    let here = Settings::default();
+    let common = Settings {
+        data: here.data,
+        tokenizer: here.tokenizer,
+        out: here.out,
+        device: here.device,
+        threads: here.threads,
+        ..settings.clone()
+    };
+    Ok(common.to_toml()?)
 }
 
 /// Opens device and data: rank 0 first, which prepares what others find then.
