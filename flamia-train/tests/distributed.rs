@@ -173,9 +173,9 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     }
 }
 
-/// A run that does not end by itself, and counts a rank as lost after a second and a half.
+/// A run that does not end by itself, and counts a rank as lost after two seconds and a half.
 const ENDLESS: &str = "--steps 1000000 --optim-warmup 2 --checkpoint-every 2 --eval-every 1000000 \
-    --log-every 100 --distributed-lost-after 1.5";
+    --log-every 100 --distributed-lost-after 2.5";
 
 /// Waits until the run has saved twice more.
 fn wait_for_checkpoints(run: &Path, ranks: &mut [Child]) {

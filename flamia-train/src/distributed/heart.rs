@@ -298,7 +298,8 @@ mod tests {
 
     use super::*;
 
-    const LOST_AFTER: Duration = Duration::from_millis(600);
+    /// Longer than a busy machine keeps a thread waiting.
+    const LOST_AFTER: Duration = Duration::from_secs(2);
     const PATIENCE: Duration = Duration::from_secs(20);
 
     struct Ranks {
@@ -382,12 +383,10 @@ mod tests {
     fn ranks_that_leave_in_any_order_are_no_loss() {
         let mut ranks = three(None);
         ranks.hearts[1].take().unwrap().leave();
-        for heart in ranks.hearts.iter().flatten() {
-            heart.doing("step 1");
-        }
-        thread::sleep(2 * LOST_AFTER);
+        ranks.hearts[2].as_ref().unwrap().doing("step 1");
+        thread::sleep(LOST_AFTER + LOST_AFTER / 4);
         ranks.hearts[0].take().unwrap().leave();
-        thread::sleep(2 * LOST_AFTER);
+        thread::sleep(LOST_AFTER + LOST_AFTER / 4);
         ranks.hearts[2].take().unwrap().leave();
         for verdict in &ranks.verdicts {
             assert!(verdict.try_recv().is_err());
