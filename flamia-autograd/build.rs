@@ -22,7 +22,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         .warnings(false)
         .flag_if_supported("-Wfatal-errors")
         .files([
+            "shim/distributed.cpp",
             "shim/function.cpp",
+            "shim/leaf.cpp",
             "shim/optim.cpp",
             "shim/peers.cpp",
             "shim/stream.cpp",

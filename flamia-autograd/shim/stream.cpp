@@ -61,6 +61,11 @@ char *flamia_stream_leave(const FlamiaStream *previous,
   });
 }
 
+char *flamia_device_use(int32_t device) {
+  return catching(
+      [&] { VirtualGuardImpl(CUDA).setDevice(device_at(device)); });
+}
+
 char *flamia_memory(int32_t device, int64_t *now, int64_t *peak) {
   return catching([&] {
     const auto all =

@@ -26,6 +26,9 @@ char *flamia_stream_enter(const FlamiaStream *stream, FlamiaStream *previous, in
 // Undoes flamia_stream_enter.
 char *flamia_stream_leave(const FlamiaStream *previous, int32_t previous_device);
 
+// Makes the device this thread's current one.
+char *flamia_device_use(int32_t device);
+
 // Bytes that tensors occupy on a device, now and at most since the last reset of that.
 char *flamia_memory(int32_t device, int64_t *now, int64_t *peak);
 

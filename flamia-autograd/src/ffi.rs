@@ -251,7 +251,7 @@ unsafe fn slice<'a, T>(pointer: *const T, len: usize) -> &'a [T] {
 }
 
 /// A malloc'ed copy, for C++ to free.
-fn give_text(text: String) -> *mut c_char {
+pub(crate) fn give_text(text: String) -> *mut c_char {
     let text = CString::new(text.replace('\0', "")).unwrap_or_default();
     // SAFETY: `text` is a C string.
     unsafe { libc::strdup(text.as_ptr()) }

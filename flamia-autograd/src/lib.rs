@@ -5,6 +5,7 @@
 //! for two closures. [`attention`] is one. [`gradcheck`](gradcheck::gradcheck) tests a backward against finite
 //! differences, and [`load_cuda`] lets one binary run with and without a GPU. [`peers`] is torch's own
 //! attention on GPUs, [`flash_attention`] one of them in the graph, and [`TorchStream`] a stream that torch and other libraries share.
+//! [`distributed`] is torch's engine for several processes, and [`GradientHook`] tells when a gradient can be sent.
 //!
 //! ```no_run
 //! use flamia_autograd::{BackwardContext, ForwardContext, Function, FunctionError, apply};
@@ -47,12 +48,14 @@
 
 mod attention;
 mod cuda;
+pub mod distributed;
 mod error;
 mod ffi;
 mod flash;
 mod function;
 mod gpu;
 pub mod gradcheck;
+mod leaf;
 mod optim;
 pub mod peers;
 mod stream;
@@ -64,5 +67,6 @@ pub use ffi::torch_version;
 pub use flash::{FlashDocuments, FlashError, flash_attention};
 pub use function::{BackwardContext, ForwardContext, Function, apply, apply_fn};
 pub use gpu::{GpuCallError, attention_forward, prepare_gpu};
+pub use leaf::{GradientHook, leaf_changed, place_leaf};
 pub use optim::{FusedAdamW, FusedParam};
-pub use stream::{StreamError, TorchMemory, TorchStream};
+pub use stream::{StreamError, TorchMemory, TorchStream, use_gpu};

@@ -40,8 +40,22 @@ unsafe extern "C" {
         previous_device: *mut i32,
     ) -> *mut c_char;
     fn flamia_stream_leave(previous: *const RawStream, previous_device: i32) -> *mut c_char;
+    fn flamia_device_use(device: i32) -> *mut c_char;
     fn flamia_memory(device: i32, now: *mut i64, peak: *mut i64) -> *mut c_char;
     fn flamia_memory_reset_peak(device: i32) -> *mut c_char;
+}
+
+/// Makes a GPU this thread's current one, where torch puts what names none: a process of several, each with a
+/// GPU of its own, would otherwise occupy the first one too.
+///
+/// # Errors
+/// There is no such GPU, or torch's CUDA part is not loaded.
+pub fn use_gpu(device: usize) -> Result<(), StreamError> {
+    let device = i32::try_from(device).unwrap_or(i32::MAX);
+    // SAFETY: the text is ours.
+    done("work by default", device, unsafe {
+        take_text(flamia_device_use(device))
+    })
 }
 
 /// One of torch's streams, which torch keeps for as long as the process lives.
@@ -159,6 +173,7 @@ mod tests {
             TorchStream::new(0).map(drop).unwrap_err(),
             TorchMemory::of(0).map(drop).unwrap_err(),
             TorchMemory::reset(7).map(drop).unwrap_err(),
+            use_gpu(0).unwrap_err(),
         ] {
             let told = error.to_string();
             assert!(told.contains("load_cuda"), "{told}");

@@ -36,6 +36,15 @@ impl Board {
         }
     }
 
+    /// A board that nothing is written to: another process writes the run's.
+    pub fn closed(folder: &Path) -> Self {
+        Self {
+            folder: folder.into(),
+            writer: None,
+            failure: None,
+        }
+    }
+
     /// Adds a point to the curve `tag`.
     pub fn scalar(&mut self, tag: &str, step: u64, value: f64) {
         self.attempt(|writer| writer.scalar(tag, step as i64, value));

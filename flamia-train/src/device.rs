@@ -1,6 +1,6 @@
 //! Which device trains: the one asked for, or an error. Never a silent fall back to the CPU.
 
-use flamia_autograd::{CudaLoadError, load_cuda};
+use flamia_autograd::{CudaLoadError, StreamError, load_cuda, use_gpu};
 use flamia_cuda::Gpu;
 use tch::{Cuda, Device, TchError, Tensor};
 
@@ -29,6 +29,29 @@ pub enum DeviceError {
         /// What was asked for.
         asked: settings::Device,
     },
+    /// One GPU for several ranks.
+    #[error(
+        "device {asked} was asked for by each of several ranks: --device auto gives every rank of a \
+         machine a GPU of its own, of those that CUDA_VISIBLE_DEVICES names"
+    )]
+    OneForAll {
+        /// What was asked for.
+        asked: settings::Device,
+    },
+    /// More ranks than GPUs.
+    #[error(
+        "rank {local_rank} of this machine, counted from 0, has no GPU of its own: torch sees {count}. Start \
+         as many ranks as there are GPUs, or give --device cpu"
+    )]
+    NoGpuForRank {
+        /// The rank.
+        local_rank: usize,
+        /// GPUs seen.
+        count: i64,
+    },
+    /// torch cannot turn to it.
+    #[error(transparent)]
+    Current(#[from] StreamError),
     /// Fewer GPUs than that.
     #[error("device {asked} was asked for, but torch sees {count} GPU(s), counted from cuda:0")]
     NoSuchGpu {
@@ -67,6 +90,34 @@ pub fn choose(asked: settings::Device) -> Result<(Device, String), DeviceError> 
     }
 }
 
+/// Finds the device of the rank `local_rank` of this machine's: with auto the GPU of that number, or the only one
+/// that it sees where its launcher hides the others. That is torch's current GPU then.
+///
+/// # Errors
+/// [`DeviceError`] when there is no GPU for this rank, or all were to take one.
+pub fn choose_of_rank(
+    asked: settings::Device,
+    local_rank: usize,
+) -> Result<(Device, String), DeviceError> {
+    if matches!(asked, settings::Device::Cuda(_)) {
+        return Err(DeviceError::OneForAll { asked });
+    }
+    let (device, words) = choose(asked)?;
+    if device == Device::Cpu {
+        return Ok((device, words));
+    }
+    let count = Cuda::device_count();
+    let gpu = if count == 1 { 0 } else { local_rank };
+    if gpu as i64 >= count {
+        return Err(DeviceError::NoGpuForRank { local_rank, count });
+    }
+    use_gpu(gpu)?;
+    Ok((
+        Device::Cuda(gpu),
+        format!("cuda:{gpu}, and each rank of this machine its own"),
+    ))
+}
+
 /// The name of the CPU or GPU that `device` is.
 pub fn name(device: Device) -> String {
     match device {
@@ -98,6 +149,16 @@ mod tests {
     #[test]
     fn the_cpu_is_the_cpu() {
         assert_eq!(choose(settings::Device::Cpu).unwrap().0, Device::Cpu);
+    }
+
+    #[test]
+    fn ranks_do_not_share_a_gpu() {
+        assert_eq!(
+            choose_of_rank(settings::Device::Cpu, 3).unwrap().0,
+            Device::Cpu
+        );
+        let error = choose_of_rank(settings::Device::Cuda(0), 0).unwrap_err();
+        assert!(matches!(error, DeviceError::OneForAll { .. }), "{error}");
     }
 
     #[test]

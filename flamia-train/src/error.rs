@@ -11,6 +11,8 @@ use crate::batch::BatchError;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::device::DeviceError;
+use crate::distributed::TeamError;
+use crate::distributed::share::ShareError;
 use crate::evaluate::EvaluateError;
 use crate::model::ShapeError;
 use crate::resume::Change;
@@ -62,6 +64,12 @@ pub enum TrainError {
         /// The pool's.
         running: usize,
     },
+    /// The other ranks.
+    #[error(transparent)]
+    Team(#[from] TeamError),
+    /// Sharing a global batch out among ranks.
+    #[error(transparent)]
+    Share(#[from] ShareError),
     /// One step.
     #[error("step {step} failed")]
     Step {
@@ -69,6 +77,21 @@ pub enum TrainError {
         step: u64,
         /// Why.
         source: StepError,
+    },
+    /// Steps that are not finite, one after another.
+    #[error(
+        "the last {in_a_row} steps, up to step {step}, had a loss or gradient that is not finite: their \
+         updates were left out, and the run stops with the state from before them saved as that of step {saved}. \
+         A new run with a lower optim.lr, a longer optim.warmup or a lower optim.clip usually helps; this one \
+         goes on with other rows by --resume, for {in_a_row} such steps at most"
+    )]
+    NotFinite {
+        /// The last of them, from 1.
+        step: u64,
+        /// How many.
+        in_a_row: u64,
+        /// The step of the checkpoint.
+        saved: u64,
     },
     /// An evaluation.
     #[error("the evaluation after step {step} failed")]

@@ -2,8 +2,8 @@
 //!
 //! [`trainer`] is the loop, to be read first. Of the parts it uses,
 //! [`model`], [`optim`], [`schedule`], [`step`] and [`evaluate`] know nothing of files, and
-//! [`checkpoint`] and [`run_folder`] nothing of training. [`capture`], [`leak_test`] and [`generate`] use a
-//! checkpoint, and [`hugging_face`] takes models to and from other programs. Without the feature `torch` only
+//! [`checkpoint`] and [`run_folder`] nothing of training; [`guard`] watches over the steps. [`capture`], [`leak_test`] and [`generate`] use a
+//! checkpoint, [`distributed`] lets several processes train one model, and [`hugging_face`] takes models to and from other programs. Without the feature `torch` only
 //! [`settings`] and [`commands`] are left, with the feature `report` [`atomic`] files, [`plot`]s and the [`machine`]'s
 //! name, and with `compare` besides what [`report`]s on runs.
 
@@ -31,6 +31,8 @@ pub mod data;
 #[cfg(feature = "torch")]
 pub mod device;
 #[cfg(feature = "torch")]
+pub mod distributed;
+#[cfg(feature = "torch")]
 pub mod error;
 #[cfg(feature = "torch")]
 pub mod evaluate;
@@ -38,6 +40,8 @@ pub mod evaluate;
 mod found;
 #[cfg(feature = "torch")]
 pub mod generate;
+#[cfg(feature = "torch")]
+pub mod guard;
 #[cfg(feature = "torch")]
 pub mod hugging_face;
 #[cfg(feature = "torch")]

@@ -30,10 +30,16 @@ impl Meter {
             shape.training_flops(batch.label_tokens, batch.visible_pairs(mask))
         };
         let flops = batches.iter().map(of).sum();
-        self.steps += 1;
-        self.tokens += batches.iter().map(|batch| batch.label_tokens).sum::<u64>();
-        self.flops += flops;
+        let tokens = batches.iter().map(|batch| batch.label_tokens).sum();
+        self.count(tokens, flops);
         flops
+    }
+
+    /// Counts a step of so many label tokens and operations in.
+    pub fn count(&mut self, tokens: u64, flops: f64) {
+        self.steps += 1;
+        self.tokens += tokens;
+        self.flops += flops;
     }
 
     /// Its speed as curves; `peak_tflops` is what the device could do, if that is known.

@@ -32,20 +32,27 @@ pub struct AdamWConfig {
 #[derive(Debug)]
 pub struct AdamW {
     config: AdamWConfig,
-    /// Updates done, which the bias correction divides by.
+    /// Updates done or left out, which the bias correction goes by.
     step: u64,
     /// First and second moments, in the parameters' order.
     moments: Vec<Moments>,
     /// Whether the device decides about updates, and not the host.
     guarded: bool,
-    /// Guarded updates left out, a Double of shape `[]`; none before the first guarded update.
-    skipped: Option<Tensor>,
 }
 
 #[derive(Debug)]
 struct Moments {
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
+}
+
+/// A parameter, or a part of one, as a guarded update sees it: Float tensors of one shape.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub weight: Tensor,
+    pub grad: Tensor,
+    /// Whether weight decay is for it.
+    pub decays: bool,
 }
 
 impl AdamW {
@@ -71,7 +78,6 @@ impl AdamW {
             guarded: params
                 .iter()
                 .any(|(_, param)| param.device() != Device::Cpu),
-            skipped: None,
         })
     }
 
@@ -85,7 +91,7 @@ impl AdamW {
         self.guarded
     }
 
-    /// Updates done.
+    /// Updates done or left out.
     pub fn step_count(&self) -> u64 {
         self.step
     }
@@ -149,22 +155,40 @@ impl AdamW {
         lr: f64,
         guard: &Guard,
     ) -> Result<(), TchError> {
-        self.step += 1;
-        let device = guard.skip.device();
-        let step = Tensor::f_full([] as [i64; 0], self.step as f64, (Kind::Float, device))?;
-        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
-        for ((_, param), moments) in params.iter_mut().zip(&mut self.moments) {
+        let slots = params.iter().map(|(_, param)| {
             let grad = match param.grad() {
                 grad if grad.defined() => grad,
                 _ => no_grad(|| param.f_zeros_like())?,
             };
-            let list = match param.dim() {
-                0 | 1 => &mut vectors,
-                _ => &mut matrices,
+            Ok(Slot {
+                weight: param.shallow_clone(),
+                grad,
+                decays: param.dim() >= 2,
+            })
+        });
+        let mut slots = slots.collect::<Result<Vec<_>, TchError>>()?;
+        self.update_slots(&mut slots, lr, guard)
+    }
+
+    /// [`AdamW::update_guarded`] of `slots`, in the order of the moments.
+    pub(crate) fn update_slots(
+        &mut self,
+        slots: &mut [Slot],
+        lr: f64,
+        guard: &Guard,
+    ) -> Result<(), TchError> {
+        self.step += 1;
+        let device = guard.skip.device();
+        let step = Tensor::f_full([] as [i64; 0], self.step as f64, (Kind::Float, device))?;
+        let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
+        for (slot, moments) in slots.iter_mut().zip(&mut self.moments) {
+            let list = match slot.decays {
+                true => &mut matrices,
+                false => &mut vectors,
             };
             list.push(FusedParam {
-                param,
-                grad,
+                param: &mut slot.weight,
+                grad: slot.grad.shallow_clone(),
                 exp_avg: &mut moments.exp_avg,
                 exp_avg_sq: &mut moments.exp_avg_sq,
             });
@@ -182,17 +206,12 @@ impl AdamW {
             }
             .update(&mut params)?;
         }
-        let left_out = guard.skip.f_to_kind(Kind::Double)?;
-        self.skipped = Some(match self.skipped.take() {
-            Some(skipped) => skipped.f_add(&left_out)?,
-            None => left_out,
-        });
         Ok(())
     }
 
-    /// Guarded updates that were left out, as the device counts them: a Double of shape `[]`.
-    pub fn skipped(&self) -> Option<&Tensor> {
-        self.skipped.as_ref()
+    /// Counts an update that is not done, as [`AdamW::update_guarded`] counts those that it leaves out.
+    pub fn leave_out(&mut self) {
+        self.step += 1;
     }
 
     /// The state by name: `exp_avg.NAME` and `exp_avg_sq.NAME` for every parameter.
@@ -207,6 +226,28 @@ impl AdamW {
                 ]
             })
             .collect()
+    }
+
+    /// The first and second moment of the parameter `index`.
+    pub(crate) fn moments_of(&self, index: usize) -> [&Tensor; 2] {
+        let moments = &self.moments[index];
+        [&moments.exp_avg, &moments.exp_avg_sq]
+    }
+
+    /// An optimiser that stands where this one does, over other slots with these moments.
+    pub(crate) fn with_moments(&self, moments: impl IntoIterator<Item = [Tensor; 2]>) -> Self {
+        let moments = moments.into_iter();
+        Self {
+            config: self.config,
+            step: self.step,
+            moments: moments
+                .map(|[exp_avg, exp_avg_sq]| Moments {
+                    exp_avg,
+                    exp_avg_sq,
+                })
+                .collect(),
+            guarded: true,
+        }
     }
 
     /// Takes up the count of updates that belongs to restored moments.
@@ -275,8 +316,8 @@ pub fn global_norm(params: &Params) -> Result<f64, TchError> {
 /// Scales all gradients down so that their global norm is at most `max_norm`; returns the norm
 /// they had.
 ///
-/// A norm that is NaN or infinite is returned and nothing is scaled: the caller must stop before
-/// the optimiser runs.
+/// A norm that is NaN or infinite is returned and nothing is scaled: the caller must leave the update
+/// out.
 ///
 /// # Errors
 /// When torch refuses an operation.

@@ -5,6 +5,7 @@ use tch::Device;
 
 use crate::data;
 use crate::device;
+use crate::distributed::World;
 use crate::error::TrainError;
 use crate::model::{Model, ModelShape, Params, Precision};
 use crate::optim::{AdamW, AdamWConfig};
@@ -31,8 +32,24 @@ impl Parts {
     /// # Errors
     /// [`TrainError`].
     pub fn new(settings: &Settings) -> Result<Self, TrainError> {
-        let threads = set_threads(settings.threads)?;
-        let (device, device_words) = device::choose(settings.device)?;
+        Self::of_rank(settings, None)
+    }
+
+    /// The parts of one of several ranks, which share the machine's cores and take a GPU each.
+    ///
+    /// # Errors
+    /// [`TrainError`].
+    pub fn of_rank(settings: &Settings, world: Option<&World>) -> Result<Self, TrainError> {
+        let ranks = world.map_or(1, |world| world.local_world);
+        let threads = match settings.threads {
+            0 => (cores() / ranks).max(1),
+            asked => asked,
+        };
+        let threads = set_threads(threads)?;
+        let (device, device_words) = match world {
+            None => device::choose(settings.device)?,
+            Some(world) => device::choose_of_rank(settings.device, world.local_rank)?,
+        };
         let (dataset, corpus) = data::open(settings)?;
         Ok(Self {
             device,
@@ -65,10 +82,14 @@ pub fn schedule(settings: &Settings) -> Schedule {
     }
 }
 
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Gives torch and the attention their threads; 0 means all cores.
 pub(crate) fn set_threads(asked: usize) -> Result<usize, TrainError> {
     let threads = match asked {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        0 => cores(),
         asked => asked,
     };
     tch::set_num_threads(threads as i32);

@@ -12,7 +12,7 @@ use crate::checkpoint::hex;
 /// be given more; the learning rate then follows the new, longer cosine. Another number of threads
 /// or another device is the user's to choose, but sums come out in another order there. Data and
 /// tokenizer may have moved: their contents are checked instead of their paths.
-const FREE: [&str; 13] = [
+const FREE: [&str; 20] = [
     "data",
     "tokenizer",
     "out",
@@ -25,7 +25,14 @@ const FREE: [&str; 13] = [
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.best",
+    "guard.skip_limit",
+    "guard.spike_window",
+    "guard.spike_factor",
+    "guard.spike_reports",
     "log.every",
+    "distributed.lost_after",
+    "distributed.patience",
+    "distributed.bucket_mib",
 ];
 
 /// A setting that has another value than in a saved run.

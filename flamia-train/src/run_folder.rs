@@ -11,12 +11,13 @@ pub const SETTINGS: &str = "settings.toml";
 /// Where runs without a name of their own lie.
 pub const RUNS: &str = "runs";
 
-/// A run's folder, held by this process alone.
+/// A run's folder, held by this process alone, or by rank 0 for all ranks of a run.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Locked as long as it is open; the system lets go of it however the process ends.
-    _lock: File,
+    /// Locked as long as it is open; the system lets go of it however the process ends. None where another
+    /// process holds it for this one too.
+    _lock: Option<File>,
 }
 
 /// Why a folder cannot be a run's.
@@ -75,6 +76,14 @@ impl RunFolder {
         }
     }
 
+    /// The folder of a run that rank 0 of its ranks holds, for another rank, which writes nothing to it.
+    pub fn follow(path: &Path) -> Self {
+        Self {
+            path: path.into(),
+            _lock: None,
+        }
+    }
+
     /// The folder of a new run that was given none: `runs/<UTC time>-<attention>`.
     pub fn named(now: DateTime<Utc>, attention: &str) -> PathBuf {
         Path::new(RUNS).join(format!("{}-{attention}", now.format("%Y%m%d-%H%M%S")))
@@ -114,7 +123,7 @@ impl RunFolder {
         match lock.try_lock() {
             Ok(()) => Ok(Self {
                 path: path.into(),
-                _lock: lock,
+                _lock: Some(lock),
             }),
             Err(TryLockError::WouldBlock) => Err(RunFolderError::Busy { path: path.into() }),
             Err(TryLockError::Error(source)) => Err(io(&name)(source)),

@@ -30,11 +30,11 @@ pub use choice::{
     Spelled, UnknownName,
 };
 pub use error::{Problem, SettingsError};
-pub use flags::command;
+pub use flags::{command, split_nproc};
 pub use key::{Key, Kind};
 pub use table::{
-    BatchSettings, CheckpointSettings, ComputeSettings, EvalSettings, KernelSettings, LogSettings,
-    ModelSettings, OptimSettings, Settings, keys,
+    BatchSettings, CheckpointSettings, ComputeSettings, DistributedSettings, EvalSettings,
+    GuardSettings, KernelSettings, LogSettings, ModelSettings, OptimSettings, Settings, keys,
 };
 
 use layer::Layer;
@@ -93,6 +93,18 @@ impl Settings {
             true => Start::Resume { out: settings.out },
             false => Start::New,
         })
+    }
+
+    /// How several processes are to work together, which they must know before they can agree on the run:
+    /// a run's saved settings do not count.
+    ///
+    /// # Errors
+    /// As for [`Settings::load`].
+    pub fn distributed(
+        args: impl IntoIterator<Item = OsString>,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<DistributedSettings, SettingsError> {
+        Ok(Self::merge(None, args, env)?.distributed)
     }
 
     /// Loads the settings of a run that continues: those in `saved`, a file written from

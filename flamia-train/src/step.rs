@@ -2,8 +2,10 @@
 //!
 //! On the CPU the host looks at loss and gradient before the update. On a GPU it gives the device the
 //! whole step and looks at what became of it when somebody wants a number: [`launch_step`] returns
-//! before the step is done, and [`LaunchedStep::read`] waits for it.
+//! before the step is done, and [`LaunchedStep::read`] waits for it. Either way, an update whose loss or
+//! gradient is not finite is left out.
 
+use flamia_autograd::distributed::DistributedError;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::attention::Attention;
@@ -21,7 +23,15 @@ pub struct StepReport {
     pub grad_norm: f64,
 }
 
-/// Why a step did not happen. Weights, moments and step count are then what they were.
+impl StepReport {
+    /// Whether loss and gradient are numbers. If not, the update was left out: weights and moments are
+    /// what they were.
+    pub fn is_finite(&self) -> bool {
+        self.loss.nats.is_finite() && self.grad_norm.is_finite()
+    }
+}
+
+/// Why a step did not happen. Weights and moments are then what they were.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// The forward pass.
@@ -30,6 +40,9 @@ pub enum StepError {
     /// Backward pass or update.
     #[error("torch refused the step")]
     Torch(#[from] TchError),
+    /// Other ranks.
+    #[error(transparent)]
+    Distributed(#[from] DistributedError),
     /// Nothing to learn.
     #[error("the step's rows hold no token that is to be predicted")]
     NoLabels,
@@ -53,16 +66,6 @@ pub enum StepError {
         /// The loss, per label token.
         loss: f64,
     },
-    /// Losses or gradients that were not finite, found after later steps had been launched.
-    #[error(
-        "{count} step(s) since the last one that was logged had a loss or gradient that is not finite: \
-         their updates were left out. A lower optim.lr, a longer optim.warmup or a lower optim.clip \
-         usually helps"
-    )]
-    Skipped {
-        /// How many.
-        count: u64,
-    },
 }
 
 /// A step that a device was given, and may not have done yet.
@@ -70,26 +73,31 @@ pub enum StepError {
 pub struct LaunchedStep {
     /// What the loss is summed over; no nats yet.
     pub counts: Loss,
-    /// Summed loss and gradient norm, and the updates left out since the optimiser was made: a Double
-    /// of shape `[3]`.
+    /// Summed loss and gradient norm, a Double of shape `[2]`.
     outcome: Tensor,
 }
 
 impl LaunchedStep {
+    /// Keeps what a step will have done: its summed loss and its gradient's norm, Doubles of shape `[]`.
+    ///
+    /// # Errors
+    /// When torch refuses.
+    pub(crate) fn new(counts: Loss, nats: Tensor, norm: Tensor) -> Result<Self, TchError> {
+        Ok(Self {
+            counts,
+            outcome: Tensor::f_stack(&[nats, norm], 0)?,
+        })
+    }
+
     /// Waits for the step and says what it did.
     ///
     /// # Errors
-    /// [`StepError::Skipped`] if it or one before it was left out. The others' updates are done.
+    /// [`StepError::Torch`].
     pub fn read(&self) -> Result<StepReport, StepError> {
         let outcome = Vec::<f64>::try_from(&self.outcome.f_to_device(Device::Cpu)?)?;
-        let [nats, grad_norm, skipped] = outcome[..] else {
-            unreachable!("the outcome is three numbers");
+        let [nats, grad_norm] = outcome[..] else {
+            unreachable!("the outcome is two numbers");
         };
-        if skipped > 0.0 {
-            return Err(StepError::Skipped {
-                count: skipped as u64,
-            });
-        }
         Ok(StepReport {
             loss: Loss {
                 nats,
@@ -103,7 +111,7 @@ impl LaunchedStep {
 /// Trains `model` on the micro-batches of one step, and waits for it.
 ///
 /// # Errors
-/// [`StepError`] of [`launch_step`] or [`LaunchedStep::read`].
+/// [`StepError`] of [`launch_step`] or [`LaunchedStep::read`], and for a step that is not finite.
 pub fn train_step(
     model: &mut Model,
     optimizer: &mut AdamW,
@@ -112,7 +120,13 @@ pub fn train_step(
     lr: f64,
     max_norm: f64,
 ) -> Result<StepReport, StepError> {
-    launch_step(model, optimizer, batches, attention, lr, max_norm)?.read()
+    let report = launch_step(model, optimizer, batches, attention, lr, max_norm)?.read()?;
+    let (loss, norm) = (report.loss.per_token(), report.grad_norm);
+    match report.is_finite() {
+        true => Ok(report),
+        false if loss.is_finite() => Err(StepError::NormNotFinite { norm, loss }),
+        false => Err(StepError::LossNotFinite { loss }),
+    }
 }
 
 /// Trains `model` on the micro-batches of one step; where the optimiser is guarded, as on a GPU,
@@ -122,7 +136,7 @@ pub fn train_step(
 /// the place of a micro-batch: a step that is done again has the same bits.
 ///
 /// # Errors
-/// [`StepError`]; unguarded, a loss or norm that is not finite stops before the optimiser runs.
+/// [`StepError`]. A loss or norm that is not finite is none: [`StepReport::is_finite`] tells it.
 pub fn launch_step(
     model: &mut Model,
     optimizer: &mut AdamW,
@@ -144,37 +158,14 @@ pub fn launch_step(
         optimizer.update_guarded(&mut model.params, lr, &guard)?;
         norm
     } else {
-        let norm = checked_norm(model, &nats, counts, max_norm)?;
-        optimizer.update(&mut model.params, lr)?;
+        let norm = clip_global_norm(&model.params, max_norm)?;
+        match nats.f_double_value(&[])?.is_finite() && norm.is_finite() {
+            true => optimizer.update(&mut model.params, lr)?,
+            false => optimizer.leave_out(),
+        }
         Tensor::from(norm)
     };
-    let skipped = match optimizer.skipped() {
-        Some(skipped) => skipped.shallow_clone(),
-        None => nats.f_zeros_like()?,
-    };
-    Ok(LaunchedStep {
-        counts,
-        outcome: Tensor::f_stack(&[nats, norm, skipped], 0)?,
-    })
-}
-
-/// The norm of a gradient that is clipped then, or why there is to be no update.
-fn checked_norm(
-    model: &Model,
-    nats: &Tensor,
-    counts: Loss,
-    max_norm: f64,
-) -> Result<f64, StepError> {
-    let nats = nats.f_double_value(&[])?;
-    let loss = Loss { nats, ..counts }.per_token();
-    if !nats.is_finite() {
-        return Err(StepError::LossNotFinite { loss });
-    }
-    let norm = clip_global_norm(&model.params, max_norm)?;
-    if !norm.is_finite() {
-        return Err(StepError::NormNotFinite { norm, loss });
-    }
-    Ok(norm)
+    Ok(LaunchedStep::new(counts, nats, norm)?)
 }
 
 /// Adds up the gradients of the micro-batches' `summed_loss`, each divided by the `labels` of the
@@ -209,8 +200,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_launched_step_tells_its_numbers_or_what_was_left_out() {
-        let launched = |outcome: [f64; 3]| LaunchedStep {
+    fn a_launched_step_tells_its_numbers_and_whether_they_are_any() {
+        let launched = |outcome: [f64; 2]| LaunchedStep {
             counts: Loss {
                 nats: 0.0,
                 tokens: 10,
@@ -218,13 +209,15 @@ mod tests {
             },
             outcome: Tensor::from_slice(&outcome),
         };
-        let report = launched([30.0, 0.5, 0.0]).read().unwrap();
+        let report = launched([30.0, 0.5]).read().unwrap();
         assert_eq!(
             (report.loss.per_token(), report.loss.per_byte()),
             (3.0, 1.5)
         );
         assert_eq!(report.grad_norm, 0.5);
-        let error = launched([f64::NAN, 0.5, 2.0]).read().unwrap_err();
-        assert!(matches!(error, StepError::Skipped { count: 2 }), "{error}");
+        assert!(report.is_finite());
+        for outcome in [[f64::NAN, 0.5], [30.0, f64::INFINITY]] {
+            assert!(!launched(outcome).read().unwrap().is_finite());
+        }
     }
 }

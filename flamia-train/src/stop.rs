@@ -21,7 +21,7 @@ impl Stop {
         let asked = stop.clone();
         ctrlc::set_handler(move || {
             if asked.ask() {
-                leave();
+                leave(STOPPED);
             }
             eprintln!("\nstopping after this step and saving; once more to stop at once");
         })?;
@@ -41,7 +41,7 @@ impl Stop {
 
 /// Ends the process as it stands. Destructors, which `std::process::exit` runs beside the thread that is
 /// still training, would take CUDA down under it; what is on disk is whole at any moment.
-fn leave() -> ! {
+pub(crate) fn leave(code: u8) -> ! {
     // SAFETY: it takes nothing, and is made for signal handlers.
-    unsafe { libc::_exit(STOPPED.into()) }
+    unsafe { libc::_exit(code.into()) }
 }

@@ -27,6 +27,12 @@ pub struct RunSummary {
     pub val_loss_best: Option<f64>,
     /// The last step's training loss.
     pub train_loss: Option<f64>,
+    /// Steps whose loss or gradient was not finite, and whose update was left out.
+    #[serde(default)]
+    pub skipped_steps: u64,
+    /// The longest that a checkpoint kept the steps waiting since the run was last started, in seconds.
+    #[serde(default)]
+    pub checkpoint_pause_s: Option<f64>,
     /// The unit of the losses, `nats/byte` or `nats/token`.
     pub unit: String,
     /// Tokens trained on, without padding, over all resumptions.
@@ -133,6 +139,9 @@ impl RunSummary {
         ] {
             table.add_row([name, &value]);
         }
+        if self.skipped_steps > 0 {
+            table.add_row(["steps left out, not finite", &grouped(self.skipped_steps)]);
+        }
         if self.ablate.0.is_some() {
             table.add_row(["ablate", &self.ablate.to_string()]);
         }
@@ -186,6 +195,8 @@ mod tests {
             val_loss: Some(2.4507),
             val_loss_best: Some(0.1 + 0.2),
             train_loss: None,
+            skipped_steps: 1002,
+            checkpoint_pause_s: Some(0.25),
             unit: "nats/byte".into(),
             tokens: 1_228_800,
             tokens_per_s: 8123.75,
@@ -241,6 +252,7 @@ mod tests {
             ("validation loss, first", "5.6021 nats/byte"),
             ("validation loss, last", "2.4507 nats/byte"),
             ("training loss, last", "none"),
+            ("steps left out", "1 002"),
             ("tokens ", "1 228 800"),
             ("model TFLOP/s", "247.2 (25.0 %)"),
             ("time", "2 min 31 s"),

@@ -44,6 +44,12 @@ impl Progress {
         }
     }
 
+    /// Shows nothing: another process shows the run.
+    #[must_use]
+    pub fn silent(done: usize, steps: usize) -> Self {
+        Self::lines(done, steps, Box::new(io::sink()))
+    }
+
     fn bar(done: usize, steps: usize, target: ProgressDrawTarget) -> Self {
         let style = ProgressStyle::with_template(TEMPLATE);
         let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -106,6 +112,11 @@ impl Progress {
         }
     }
 
+    /// Shows that so many steps were left out, from the next step on.
+    pub fn skipped(&mut self, steps: u64) {
+        self.state.skipped = steps;
+    }
+
     /// Shows the validation loss from now on.
     pub fn validation(&mut self, loss: f64) {
         self.state.val_loss = Some(loss);
@@ -142,6 +153,7 @@ impl Progress {
 /// The numbers shown.
 #[derive(Default)]
 struct State {
+    skipped: u64,
     loss: Option<f64>,
     val_loss: Option<f64>,
     lr: f64,
@@ -152,6 +164,9 @@ struct State {
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
+        if self.skipped > 0 {
+            parts.push(format!("skipped {}", self.skipped));
+        }
         if let Some(loss) = self.loss {
             parts.push(format!("loss {loss:.3}"));
         }
@@ -379,6 +394,18 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains('\r') && !text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn steps_that_were_left_out_are_shown_first() {
+        let screen = Screen::new(0);
+        let mut progress = Progress::lines(0, 10, Box::new(screen.clone()));
+        progress.step(1, 5.5, 2e-3, 4096);
+        progress.skipped(2);
+        progress.step(2, f64::NAN, 2e-3, 4096);
+        let text = screen.text();
+        assert!(text.starts_with("step 1/10 loss 5.500 "), "{text}");
+        assert!(text.contains("step 2/10 skipped 2 loss NaN "), "{text}");
     }
 
     #[test]

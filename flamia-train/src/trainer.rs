@@ -4,6 +4,9 @@
 //! a checkpoint is exactly that. On one device with one number of threads, a run that is stopped
 //! and resumed anywhere ends with the same bits as one that never stopped.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -13,11 +16,13 @@ use tch::Device;
 use crate::attention::Attention;
 use crate::batch::MicroBatch;
 use crate::board::Board;
-use crate::checkpoint::{Checkpoints, TrainState};
+use crate::checkpoint::{Saver, TrainState};
 use crate::curves::{TOKENS, TRAIN_LOSS, VAL_LOSS};
 use crate::data::DataError;
+use crate::distributed::{DataParallel, Team, part};
 use crate::error::{TrainError, chain};
 use crate::evaluate::evaluate;
+use crate::guard::{KeptRow, ReadStep, Watch};
 use crate::meter::Meter;
 use crate::model::Model;
 use crate::optim::AdamW;
@@ -42,8 +47,25 @@ pub enum Outcome {
     Stopped,
 }
 
+/// Steps that a GPU may be given before one of them is looked at: as many rows are kept for reports.
+const MOST_UNREAD: usize = 64;
+
+/// A step that was launched and not looked at yet.
+pub(crate) struct Unread {
+    /// From 1.
+    step: u64,
+    lr: f64,
+    launched: LaunchedStep,
+    batch: Vec<Vec<KeptRow>>,
+}
+
+/// A step that was launched, its rows by micro-batch, and its operations.
+pub(crate) type Launched = (LaunchedStep, Vec<Vec<KeptRow>>, f64);
+
 /// A run, ready to go on.
 pub struct Trainer {
+    /// Before the folder: what is being written is in place before another process may have the run.
+    pub(crate) checkpoints: Saver,
     pub(crate) settings: Settings,
     pub(crate) folder: RunFolder,
     pub(crate) stop: Stop,
@@ -55,22 +77,28 @@ pub struct Trainer {
     pub(crate) rows: PrefetchedRows,
     pub(crate) validation: Vec<MicroBatch>,
     pub(crate) data_counts: BTreeMap<String, u64>,
-    pub(crate) checkpoints: Checkpoints,
     pub(crate) state: TrainState,
-    /// The step of the newest checkpoint.
+    /// The step of the newest checkpoint, or of the one that is being written.
     pub(crate) saved: Option<u64>,
     pub(crate) board: Board,
     pub(crate) progress: Progress,
     /// When `state.seconds` was last brought up to date.
     pub(crate) clock: Instant,
-    /// The step that was launched last, until its outcome is read.
-    pub(crate) launched: Option<LaunchedStep>,
+    pub(crate) watch: Watch,
+    /// The steps that were launched last, until their outcomes are read.
+    pub(crate) unread: Vec<Unread>,
     /// Work since the last point of TensorBoard's.
     pub(crate) meter: Meter,
     /// Label tokens since the progress was last shown.
     pub(crate) unshown: usize,
-    /// The device's BF16 rate, if known.
+    /// The longest that a checkpoint kept the steps waiting, in seconds.
+    pub(crate) longest_pause: Option<f64>,
+    /// The BF16 rate of all devices, if known.
     pub(crate) peak_tflops: Option<f64>,
+    /// The ranks, if this is one of several,
+    pub(crate) team: Option<Team>,
+    /// and this one's side of their steps, which has the optimiser's state then.
+    pub(crate) parallel: Option<DataParallel>,
 }
 
 impl Trainer {
@@ -80,26 +108,51 @@ impl Trainer {
     /// # Errors
     /// [`TrainError`]; the last good state is saved first, whenever that is possible.
     pub fn run(mut self) -> Result<Outcome, TrainError> {
+        let outcome = self.train();
+        let saved = self.checkpoints.wait();
+        if let (Err(_), Err(error)) = (&outcome, &saved) {
+            // What ended the run is told by the caller.
+            self.progress.warn(&chain(error));
+        }
+        let outcome = outcome.and_then(|outcome| {
+            saved?;
+            Ok(outcome)
+        });
+        let team = self.team.take();
+        match outcome {
+            Ok(outcome) if team.as_ref().is_none_or(Team::leads) => {
+                part(team, self.finish().map(|()| outcome))
+            }
+            Err(_) => {
+                // An operation may be under way that never ends: nothing waits for it.
+                std::mem::forget(self.parallel.take());
+                part(team, outcome)
+            }
+            Ok(_) => part(team, outcome),
+        }
+    }
+
+    fn train(&mut self) -> Result<Outcome, TrainError> {
         let steps = self.settings.steps as u64;
-        let outcome = loop {
+        loop {
             self.evaluate()?;
             // Asked once: a signal after this is the next turn's, which saves before it leaves.
-            let stopping = self.stop.asked();
+            let stopping = self.stopping()?;
             let done = self.state.step >= steps;
             self.checkpoint(stopping || done)?;
             if stopping {
-                break Outcome::Stopped;
+                return Ok(Outcome::Stopped);
             }
             if done {
-                break Outcome::Finished;
+                return Ok(Outcome::Finished);
             }
             if let Err(error) = self.step().and_then(|()| self.log()) {
-                self.save()?;
+                if self.can_save_after(&error) {
+                    self.save()?;
+                }
                 return Err(error);
             }
-        };
-        self.finish()?;
-        Ok(outcome)
+        }
     }
 
     /// Measures the validation loss when it is due: before the first step, at the settings'
@@ -116,8 +169,15 @@ impl Trainer {
         }
         let loss = evaluate(&self.model, &self.validation, &self.attention, &self.stop)
             .map_err(|source| TrainError::Evaluate { step, source })?;
+        let loss = self.whole_loss(loss)?;
         // Asked to stop meanwhile: the resumed run will measure it.
         let Some(loss) = loss else { return Ok(()) };
+        if !loss.per_byte().is_finite() {
+            let loss = loss.per_byte();
+            self.progress
+                .warn(&format!("the validation loss after step {step} is {loss}"));
+            return Ok(());
+        }
         self.state.validation.record(step, loss.per_byte());
         self.board.scalar(VAL_LOSS, step, loss.per_byte());
         self.progress.validation(loss.per_byte());
@@ -148,7 +208,7 @@ impl Trainer {
         if self.checkpoint_is_due() || best || leaving {
             self.save()
         } else {
-            Ok(())
+            Ok(self.checkpoints.check()?)
         }
     }
 
@@ -158,34 +218,58 @@ impl Trainer {
         }
         let outcome = self.outcome();
         self.advance_clock();
-        self.checkpoints
-            .save(&self.state, &self.model.params, &self.optimizer)?;
-        self.saved = Some(self.state.step);
+        let (start, step) = (Instant::now(), self.state.step);
+        self.write_checkpoint()?;
+        self.saved = Some(step);
+        let pause = start.elapsed().as_secs_f64();
+        self.longest_pause = Some(self.longest_pause.map_or(pause, |most| most.max(pause)));
+        self.board.scalar("checkpoint/pause_seconds", step, pause);
         outcome.map(drop)
     }
 
     // ------------------------------------------------------------------------------------------
-    // The step. `state` moves on only after the optimiser has run, or has been launched with a guard
-    // against what is not finite, so that an error leaves the state from before the step's rows were
-    // read.
+    // The step. `state` moves on only after the optimiser has run or left the update out, or has been
+    // launched with a guard against what is not finite, so that an error leaves the state from before
+    // the step's rows were read.
     fn step(&mut self) -> Result<(), TrainError> {
         let start = Instant::now();
-        let batch = &self.settings.batch;
-        let micro_batches = (0..batch.accumulate)
-            .map(|_| {
-                let rows: Result<Vec<Row>, _> = self.rows.by_ref().take(batch.rows).collect();
-                let rows = rows.map_err(DataError::from)?;
-                self.meter.packing.add(&rows);
-                Ok(MicroBatch::new(&rows, self.device)?)
-            })
-            .collect::<Result<Vec<_>, TrainError>>()?;
+        let lr = self.schedule.lr(self.state.step);
+        let (launched, batch, flops) = match self.parallel {
+            None => self.launch(lr)?,
+            Some(_) => self.launch_share(lr)?,
+        };
+        self.state.flops += flops;
+        self.count_seconds(start);
+        self.unshown += launched.counts.tokens as usize;
+        self.state.step += 1;
+        self.state.tokens += launched.counts.tokens;
+        self.state.data = self.rows.position();
+        self.unread.push(Unread {
+            step: self.state.step,
+            lr,
+            launched,
+            batch,
+        });
+        Ok(())
+    }
+
+    /// Launches the step of the next rows; also what is kept of these, and its operations.
+    fn launch(&mut self, lr: f64) -> Result<Launched, TrainError> {
+        let start = Instant::now();
+        let (mut micro_batches, mut batch) = (Vec::new(), Vec::new());
+        for _ in 0..self.settings.batch.accumulate {
+            let (rows, kept) = self.next_rows()?;
+            self.meter.packing.add(&rows);
+            micro_batches.push(MicroBatch::new(&rows, self.device)?);
+            batch.push(kept);
+        }
         self.meter.data_seconds += start.elapsed().as_secs_f64();
         let launched = launch_step(
             &mut self.model,
             &mut self.optimizer,
             &micro_batches,
             &self.attention,
-            self.schedule.lr(self.state.step),
+            lr,
             self.settings.optim.clip,
         )
         .map_err(|source| TrainError::Step {
@@ -194,29 +278,63 @@ impl Trainer {
         })?;
         let mask = self.settings.kernel.mask();
         let flops = self.meter.add(&micro_batches, &self.model.shape, mask);
-        self.state.flops += flops;
-        self.count_seconds(start);
-        self.unshown += launched.counts.tokens as usize;
-        self.state.step += 1;
-        self.state.tokens += launched.counts.tokens;
-        self.state.data = self.rows.position();
-        self.launched = Some(launched);
-        Ok(())
+        Ok((launched, batch, flops))
     }
 
-    /// Waits for the step that was launched last, unless that has been done.
+    /// The rows of a micro-batch, and what is kept of them for reports.
+    pub(crate) fn next_rows(&mut self) -> Result<(Vec<Row>, Vec<KeptRow>), DataError> {
+        let (mut rows, mut kept) = (Vec::new(), Vec::new());
+        while rows.len() < self.settings.batch.rows {
+            let Some(row) = self.rows.next() else { break };
+            let row = row?;
+            if self.watch.wants_rows() {
+                kept.push(KeptRow::new(&row, self.rows.position()));
+            }
+            rows.push(row);
+        }
+        Ok((rows, kept))
+    }
+
+    /// Waits for the steps that were launched, unless that has been done, and says what the last one did.
     fn outcome(&mut self) -> Result<Option<StepReport>, TrainError> {
-        let Some(launched) = self.launched.take() else {
-            return Ok(None);
-        };
         let start = Instant::now();
-        let report = launched.read().map_err(|source| TrainError::Step {
-            step: self.state.step,
-            source,
-        })?;
+        let (mut last, mut failure) = (None, None);
+        for unread in std::mem::take(&mut self.unread) {
+            let step = unread.step;
+            let read = unread.launched.read();
+            let report = read.map_err(|source| TrainError::Step { step, source })?;
+            self.take_in(&unread, &report);
+            if failure.is_none() && self.watch.stops(&self.state.guard) {
+                failure = Some(TrainError::NotFinite {
+                    step,
+                    in_a_row: self.state.guard.in_a_row,
+                    saved: self.state.step,
+                });
+            }
+            last = Some(report);
+        }
         self.count_seconds(start);
-        self.state.train_loss = Some(report.loss.per_byte());
-        Ok(Some(report))
+        match failure {
+            Some(failure) => Err(failure),
+            None => Ok(last),
+        }
+    }
+
+    fn take_in(&mut self, unread: &Unread, report: &StepReport) {
+        if report.is_finite() {
+            self.state.train_loss = Some(report.loss.per_byte());
+        }
+        let step = ReadStep {
+            step: unread.step,
+            lr: unread.lr,
+            report,
+            unit: UNIT,
+            batch: &unread.batch,
+        };
+        if let Some(words) = self.watch.take(&mut self.state.guard, &step) {
+            self.progress.warn(&words);
+        }
+        self.progress.skipped(self.state.guard.skipped);
     }
     // ------------------------------------------------------------------------------------------
 
@@ -226,13 +344,14 @@ impl Trainer {
         self.state.step_seconds += seconds;
     }
 
-    /// Looks at the step's outcome where somebody wants to know it: a GPU is kept waiting for nothing
-    /// else. The CPU has it anyway.
+    /// Looks at the outcome of steps where somebody wants to know it, and now and then: a GPU is kept
+    /// waiting for nothing else. Without a guard on the device the host has it anyway.
     fn log(&mut self) -> Result<(), TrainError> {
         let step = self.state.step;
         let is_point = step.is_multiple_of(self.settings.log.every as u64);
         let is_wanted = is_point || self.evaluation_is_due() || self.checkpoint_is_due();
-        if (is_wanted || self.device == Device::Cpu)
+        let is_high_time = !self.optimizer.is_guarded() || self.unread.len() >= MOST_UNREAD;
+        if (is_wanted || is_high_time)
             && let Some(report) = self.outcome()?
         {
             let (lr, tokens) = (
@@ -253,11 +372,14 @@ impl Trainer {
         let step = self.state.step;
         let meter = std::mem::take(&mut self.meter);
         let mut points = vec![
-            (TRAIN_LOSS, report.loss.per_byte()),
             ("train/lr", lr),
-            ("train/grad_norm", report.grad_norm),
+            ("train/skipped_steps", self.state.guard.skipped as f64),
             (TOKENS, self.state.tokens as f64),
         ];
+        if report.is_finite() {
+            points.push((TRAIN_LOSS, report.loss.per_byte()));
+            points.push(("train/grad_norm", report.grad_norm));
+        }
         points.extend(meter.curves(self.peak_tflops));
         for (tag, value) in points {
             self.board.scalar(tag, step, value);
@@ -300,6 +422,8 @@ impl Trainer {
             val_loss: validation.last.map(|last| last.loss),
             val_loss_best: validation.best.map(|best| best.loss),
             train_loss,
+            skipped_steps: self.state.guard.skipped,
+            checkpoint_pause_s: self.longest_pause,
             unit: UNIT.into(),
             tokens,
             tokens_per_s: if seconds > 0.0 {

@@ -170,7 +170,7 @@ fn a_guarded_update_is_clipped_as_one_that_the_host_looks_at() {
 }
 
 #[test]
-fn what_is_not_finite_changes_nothing_and_is_counted() {
+fn what_is_not_finite_changes_nothing() {
     let mut params = params();
     let mut optimizer = AdamW::new(CONFIG, &params).unwrap();
     let mut step = |loss: f64, gradient: f32| {
@@ -189,24 +189,14 @@ fn what_is_not_finite_changes_nothing_and_is_counted() {
             .iter()
             .flat_map(|(_, param)| floats(param))
             .collect::<Vec<_>>();
-        (
-            weights,
-            moments,
-            optimizer.skipped().unwrap().double_value(&[]),
-        )
+        (weights, moments)
     };
-    let (weights, moments, skipped) = step(1.0, 0.5);
-    assert_eq!(skipped, 0.0);
-    for (i, (loss, gradient)) in [(1.0, f32::NAN), (1.0, f32::INFINITY), (f64::NAN, 0.5)]
-        .into_iter()
-        .enumerate()
-    {
-        let left_out = step(loss, gradient);
-        assert_eq!(left_out, (weights.clone(), moments.clone(), 1.0 + i as f64));
+    let before = step(1.0, 0.5);
+    for (loss, gradient) in [(1.0, f32::NAN), (1.0, f32::INFINITY), (f64::NAN, 0.5)] {
+        assert_eq!(step(loss, gradient), before);
     }
-    let (moved, _, skipped) = step(1.0, 0.5);
-    assert_ne!(moved, weights);
-    assert_eq!(skipped, 3.0);
+    assert_ne!(step(1.0, 0.5).0, before.0);
+    assert_eq!(optimizer.step_count(), 5, "left out or not");
 }
 
 #[test]

@@ -164,3 +164,11 @@ fn a_save_that_fails_leaves_the_earlier_one() {
     assert!(error.to_string().contains("step-000002"), "{error}");
     assert_eq!(fixture.checkpoints.newest().unwrap().whole, Some(saved));
 }
+
+#[test]
+fn a_state_from_before_there_were_guard_rails_can_be_read() {
+    let mut json = serde_json::to_value(state(3)).unwrap();
+    assert!(json.as_object_mut().unwrap().remove("guard").is_some());
+    let read: TrainState = serde_json::from_value(json).unwrap();
+    assert_eq!(read, state(3));
+}

@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use common::{floats, model, tiny_shape};
 use flamia_train::checkpoint::{CheckpointError, TensorProblem, load_tensors, write_tensors};
@@ -184,4 +184,13 @@ fn a_file_that_is_no_safetensors_file_is_named() {
         "{error}"
     );
     assert!(error.to_string().contains("model.safetensors"), "{error}");
+}
+
+#[test]
+fn a_tensor_that_is_not_f32_makes_no_file() {
+    let (sound, other) = (Tensor::from_slice(&[1f32]), Tensor::from_slice(&[1f64]));
+    let tensors = [("a".into(), &sound), ("b".into(), &other)];
+    let error = write_tensors(tensors, Path::new("x.safetensors")).unwrap_err();
+    assert!(matches!(error, CheckpointError::Torch { .. }), "{error}");
+    assert!(error.to_string().contains("x.safetensors"), "{error}");
 }

@@ -9,30 +9,44 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::Parser;
 use flamia_train::commands::{EvalArgs, GenerateArgs};
-use flamia_train::settings::{Settings, SettingsError, Start};
+use flamia_train::settings::{Settings, SettingsError, Start, split_nproc};
 use serde::Deserialize;
 
+use crate::launch;
 use crate::libtorch::{self, Ready};
 use crate::nvrtc;
 use crate::process::{become_command, run, say, shown, spoken};
 use crate::surroundings::Surroundings;
 use crate::transformers;
 
-/// Builds the trainer and becomes it: its exit code and its Ctrl-C are the trainer's own.
+/// Builds the trainer and becomes it: its exit code and its Ctrl-C are the trainer's own. With
+/// `--nproc` starts several, of which that is as true.
 ///
 /// Help, misspelt settings and values that do not go together are answered first, before a long
 /// set-up. The trainer checks again, with the settings of the run that it may resume.
 pub fn train(here: &Surroundings, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
-    if let Err(error) = check_settings(args) {
-        return Ok(error.report());
-    }
+    let checked = split_nproc(args).and_then(|(ranks, args)| {
+        check_settings(&args)?;
+        Ok((ranks, args))
+    });
+    let (ranks, args) = match checked {
+        Ok(checked) => checked,
+        Err(error) => return Ok(error.report()),
+    };
     let ready = libtorch::set_up(here)?;
     let trainer = build(cargo(here, &ready)?, "flamia-train", &[])?;
     say(format_args!("ready in {}", spoken(start.elapsed())));
-    let mut trainer = here.command(trainer);
-    ready.apply(&mut trainer);
-    become_command(trainer.args(args))
+    let trainer = || {
+        let mut trainer = here.command(&trainer);
+        ready.apply(&mut trainer);
+        trainer.args(&args);
+        trainer
+    };
+    match ranks {
+        1 => become_command(&mut trainer()),
+        ranks => launch::ranks(ranks, trainer),
+    }
 }
 
 /// Builds the trainer's program that evaluates a checkpoint and becomes it.

@@ -6,6 +6,7 @@ mod cli;
 mod compiler;
 mod cuda;
 mod doctor;
+mod launch;
 mod libtorch;
 mod nvrtc;
 mod pip;

@@ -1,8 +1,11 @@
 //! The folder of a run's checkpoints: saving, keeping and finding them.
 
+use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use tch::Tensor;
 
 use super::files::{self, MODEL, Manifest, OPTIMIZER, STATE, io};
 use super::{CheckpointError, TrainState, load_tensors, write_tensors};
@@ -87,6 +90,11 @@ impl Checkpoints {
         Ok(self.steps()?.is_empty())
     }
 
+    /// The folder that they are in.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Writes a checkpoint for `state.step` and then removes the ones that need not be kept.
     ///
     /// # Errors
@@ -97,25 +105,29 @@ impl Checkpoints {
         params: &Params,
         optimizer: &AdamW,
     ) -> Result<PathBuf, CheckpointError> {
+        let model: Vec<_> = params
+            .iter()
+            .map(|(name, tensor)| (name.to_string(), tensor))
+            .collect();
+        self.write(state, &model, &optimizer.tensors(params))
+    }
+
+    /// [`Checkpoints::save`] of named tensors.
+    pub(super) fn write(
+        &self,
+        state: &TrainState,
+        model: &[(String, impl Borrow<Tensor>)],
+        moments: &[(String, impl Borrow<Tensor>)],
+    ) -> Result<PathBuf, CheckpointError> {
         let name = step_name(state.step);
         let unfinished = self.folder.join(format!("{UNFINISHED}{name}"));
         fs::create_dir_all(&unfinished).map_err(io("create", &unfinished))?;
 
         let mut manifest = Manifest::default();
-        let model = params
-            .iter()
-            .map(|(name, tensor)| (name.to_string(), tensor));
-        manifest.add(
-            &unfinished,
-            MODEL,
-            &write_tensors(model, &unfinished.join(MODEL))?,
-        )?;
-        let moments = optimizer.tensors(params);
-        manifest.add(
-            &unfinished,
-            OPTIMIZER,
-            &write_tensors(moments, &unfinished.join(OPTIMIZER))?,
-        )?;
+        let file = write_tensors(named(model), &unfinished.join(MODEL))?;
+        manifest.add(&unfinished, MODEL, &file)?;
+        let file = write_tensors(named(moments), &unfinished.join(OPTIMIZER))?;
+        manifest.add(&unfinished, OPTIMIZER, &file)?;
         manifest.add(
             &unfinished,
             STATE,
@@ -263,6 +275,12 @@ impl Checkpoints {
             })
             .map_err(io("list", &self.folder))
     }
+}
+
+fn named<T: Borrow<Tensor>>(tensors: &[(String, T)]) -> impl Iterator<Item = (String, &Tensor)> {
+    tensors
+        .iter()
+        .map(|(name, tensor)| (name.clone(), tensor.borrow()))
 }
 
 fn step_name(step: u64) -> String {

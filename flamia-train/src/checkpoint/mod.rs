@@ -4,8 +4,10 @@
 //! `optimizer.safetensors` (AdamW's moments), `state.json` (the rest) and `MANIFEST.json` (size and
 //! SHA-256 of the other three). A checkpoint is written in a hidden folder beside its place, every
 //! file synced to disk, the manifest last, and then renamed: a folder called `step-*` was complete
-//! when it got its name, and the manifest tells whether it still is.
+//! when it got its name, and the manifest tells whether it still is. A [`Saver`] writes them in the
+//! background.
 
+mod background;
 mod files;
 mod folder;
 mod state;
@@ -13,6 +15,7 @@ mod tensors;
 
 use std::path::PathBuf;
 
+pub use background::Saver;
 pub(crate) use files::hex;
 pub use folder::{Checkpoints, Newest, Skipped};
 pub use state::{Measured, TrainState, Validation};

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::guard::GuardState;
 use crate::summary::Versions;
 
 /// The part of a run's state that is not tensors, as it stands between two steps.
@@ -30,6 +31,9 @@ pub struct TrainState {
     /// Floating-point operations of the model in those steps.
     #[serde(default)]
     pub flops: f64,
+    /// What is watched over its steps.
+    #[serde(default)]
+    pub guard: GuardState,
     /// SHA-256 of the settings that a resumed run must not change.
     pub settings_sha256: String,
     /// What wrote it.

@@ -1,11 +1,13 @@
 //! Named f32 tensors to and from safetensors bytes. Loading is all or nothing.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, View, serialize};
 use tch::{Kind, TchError, Tensor, no_grad};
 
 use super::CheckpointError;
@@ -91,29 +93,60 @@ pub fn write_tensors<'a>(
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
     path: &Path,
 ) -> Result<Vec<u8>, CheckpointError> {
-    let data = tensors
-        .into_iter()
-        .map(|(name, tensor)| Ok((name, (tensor.size(), little_endian(tensor)?))))
-        .collect::<Result<Vec<_>, TchError>>()
-        .map_err(|source| CheckpointError::Torch {
-            path: path.into(),
-            source,
-        })?;
-    let not_safetensors = |source| CheckpointError::NotSafetensors {
-        path: path.into(),
-        source,
-    };
-    let views = data
-        .iter()
-        .map(|(name, (shape, bytes))| {
-            let shape = shape.iter().map(|&n| n as usize).collect();
-            Ok((name.as_str(), TensorView::new(Dtype::F32, shape, bytes)?))
-        })
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(not_safetensors)?;
+    let failure = RefCell::new(None);
+    let values = tensors.into_iter().map(|(name, tensor)| {
+        let shape = tensor.size().iter().map(|&n| n as usize).collect();
+        let values = Values {
+            tensor,
+            shape,
+            failure: &failure,
+        };
+        (name, values)
+    });
     // Hugging Face's loaders ask for this entry.
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    serialize(views, Some(metadata)).map_err(not_safetensors)
+    let file = serialize(values, Some(metadata));
+    if let Some(source) = failure.into_inner() {
+        return Err(CheckpointError::Torch {
+            path: path.into(),
+            source,
+        });
+    }
+    file.map_err(|source| CheckpointError::NotSafetensors {
+        path: path.into(),
+        source,
+    })
+}
+
+/// A tensor whose bytes are copied when the file takes them in, so that a large model is in memory once more
+/// and not twice.
+struct Values<'a> {
+    tensor: &'a Tensor,
+    shape: Vec<usize>,
+    /// The first failure of any tensor, which `View` cannot return.
+    failure: &'a RefCell<Option<TchError>>,
+}
+
+impl View for Values<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let bytes = little_endian(self.tensor).unwrap_or_else(|error| {
+            self.failure.borrow_mut().get_or_insert(error);
+            Vec::new()
+        });
+        bytes.into()
+    }
+
+    fn data_len(&self) -> usize {
+        4 * self.tensor.numel()
+    }
 }
 
 /// Copies the tensors of the file `path` into `targets`, which keep their device.
@@ -198,11 +231,11 @@ fn little_endian(tensor: &Tensor) -> Result<Vec<u8>, TchError> {
             tensor.f_kind()?
         )));
     }
-    let mut values = vec![0f32; tensor.numel()];
-    let count = values.len();
-    tensor.f_copy_data(&mut values, count)?;
-    Ok(values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect())
+    let count = tensor.numel();
+    let mut bytes = vec![0; 4 * count];
+    tensor.f_copy_data_u8(&mut bytes, count)?;
+    if cfg!(target_endian = "big") {
+        bytes.chunks_exact_mut(4).for_each(<[u8]>::reverse);
+    }
+    Ok(bytes)
 }

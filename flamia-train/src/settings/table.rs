@@ -244,9 +244,40 @@ settings_table! {
         best: bool = true;
     }
 
+    guard: GuardSettings, "Guard rails" {
+        /// Steps in a row whose loss or gradient is not finite, after which the run saves and stops.
+        ///
+        /// Each such step leaves weights and moments as they are; the run goes on with the next rows.
+        skip_limit: usize = 10;
+        /// Steps that a step's loss and gradient norm are compared with, at least 8.
+        spike_window: usize = 128;
+        /// How far above the median of those steps a jump lies, in median absolute deviations.
+        ///
+        /// A jump is reported in the run's folder, with the documents of its step. A deviation counts as at
+        /// least a thousandth of the median, so that a curve without noise reports no trifles.
+        spike_factor: f64 = 10.0;
+        /// How many reports of jumps and of steps that are not finite a run keeps; 0 for none.
+        ///
+        /// The newest stay.
+        spike_reports: usize = 20;
+    }
+
     log: LogSettings, "Logging" {
         /// Steps between TensorBoard points.
         every: usize = 1;
+    }
+
+    distributed: DistributedSettings, "Several processes" {
+        /// Seconds without a sign of life after which a rank counts as lost, and the job ends.
+        ///
+        /// A resumed run does not take this group's settings over: ranks meet before they read it.
+        lost_after: f64 = 30.0;
+        /// Seconds that ranks wait for each other, at the start and in an operation.
+        ///
+        /// It must be longer than rank 0 takes to save a checkpoint.
+        patience: f64 = 600.0;
+        /// Mebibytes of gradients that are sent at once, while the backward goes on.
+        bucket_mib: usize = 25;
     }
 }
 

@@ -67,7 +67,14 @@ eval.fraction | --eval-fraction | FLAMIA_EVAL_FRACTION | 0.05 | 0.5 | 0.5
 checkpoint.every | --checkpoint-every | FLAMIA_CHECKPOINT_EVERY | 200 | 7 | 7
 checkpoint.keep | --checkpoint-keep | FLAMIA_CHECKPOINT_KEEP | 2 | 1 | 1
 checkpoint.best | --checkpoint-best | FLAMIA_CHECKPOINT_BEST | true | false | false
-log.every | --log-every | FLAMIA_LOG_EVERY | 1 | 5 | 5";
+guard.skip_limit | --guard-skip-limit | FLAMIA_GUARD_SKIP_LIMIT | 10 | 3 | 3
+guard.spike_window | --guard-spike-window | FLAMIA_GUARD_SPIKE_WINDOW | 128 | 64 | 64
+guard.spike_factor | --guard-spike-factor | FLAMIA_GUARD_SPIKE_FACTOR | 10.0 | 6.5 | 6.5
+guard.spike_reports | --guard-spike-reports | FLAMIA_GUARD_SPIKE_REPORTS | 20 | 0 | 0
+log.every | --log-every | FLAMIA_LOG_EVERY | 1 | 5 | 5
+distributed.lost_after | --distributed-lost-after | FLAMIA_DISTRIBUTED_LOST_AFTER | 30.0 | 5 | 5
+distributed.patience | --distributed-patience | FLAMIA_DISTRIBUTED_PATIENCE | 600.0 | 60 | 60
+distributed.bucket_mib | --distributed-bucket-mib | FLAMIA_DISTRIBUTED_BUCKET_MIB | 25 | 1 | 1";
 
 fn surface() -> Vec<[&'static str; 6]> {
     let cells = |line: &'static str| line.split(" | ").collect::<Vec<_>>().try_into().unwrap();
@@ -639,7 +646,13 @@ fn every_range_is_checked_at_its_ends() {
         ("--eval-fraction", "1", "0.99"),
         ("--checkpoint-every", "0", "1"),
         ("--checkpoint-keep", "0", "1"),
+        ("--guard-skip-limit", "0", "1"),
+        ("--guard-spike-window", "7", "8"),
+        ("--guard-spike-factor", "0", "0.1"),
         ("--log-every", "0", "1"),
+        ("--distributed-lost-after", "0", "0.1"),
+        ("--distributed-patience", "-1", "1"),
+        ("--distributed-bucket-mib", "0", "1"),
         ("--compute-peak-tflops", "-1", "0"),
         ("--kernel-c", "5", "3"),
         ("--kernel-tau", "-1", "0"),
@@ -708,7 +721,7 @@ fn the_listing_shows_every_value_and_where_it_came_from() {
     assert!(line("attention ").ends_with("mxfp8"));
     let groups = text.lines().filter(|line| !line.starts_with(' ')).count();
     assert_eq!(text.lines().count(), keys().len() + groups);
-    assert_eq!(groups, 9);
+    assert_eq!(groups, 11);
 }
 
 #[test]
@@ -740,11 +753,43 @@ fn help_teaches_every_setting() {
         "Optimiser (AdamW)",
         "Attention numerics",
         "Evaluation",
+        "Several processes",
     ] {
         assert!(help.contains(&format!("\n{group}:\n")), "{group}\n{help}");
     }
     assert!(help.contains("Usage: cargo xtask train"), "{help}");
     assert!(help.contains("cargo xtask train --resume --out runs/long"));
+}
+
+#[test]
+fn the_number_of_ranks_is_for_who_starts_them() {
+    let words = |line: &str| {
+        line.split_whitespace()
+            .map(OsString::from)
+            .collect::<Vec<_>>()
+    };
+    for (line, ranks, rest) in [
+        ("", 1, ""),
+        ("--steps 3", 1, "--steps 3"),
+        ("--nproc 2", 2, ""),
+        ("--steps 3 --nproc 4 --resume", 4, "--steps 3 --resume"),
+        ("--nproc=8 --steps=3", 8, "--steps=3"),
+    ] {
+        let (found, left) = split_nproc(&words(line)).unwrap();
+        assert_eq!((found, left), (ranks, words(rest)), "{line}");
+    }
+    for line in [
+        "--nproc 0",
+        "--nproc x",
+        "--nproc",
+        "--nproc 1 --nproc 1",
+        "--stps 3",
+    ] {
+        let refused = split_nproc(&words(line));
+        assert!(matches!(refused, Err(SettingsError::Usage(_))), "{line}");
+    }
+    let message = error(load(&["--nproc", "2"], &[]));
+    assert!(message.contains("cargo xtask train"), "{message}");
 }
 
 #[test]

@@ -67,7 +67,9 @@ impl Check<'_> {
             compute,
             eval,
             checkpoint,
+            guard,
             log,
+            distributed,
             ..
         } = self.settings;
         for (key, value) in [
@@ -83,7 +85,9 @@ impl Check<'_> {
             ("eval.rows", eval.rows),
             ("checkpoint.every", checkpoint.every),
             ("checkpoint.keep", checkpoint.keep),
+            ("guard.skip_limit", guard.skip_limit),
             ("log.every", log.every),
+            ("distributed.bucket_mib", distributed.bucket_mib),
         ] {
             self.rule(
                 value >= 1,
@@ -98,13 +102,22 @@ impl Check<'_> {
             "a row must hold a token and the next one to predict",
             "give 2 or more",
         );
+        self.rule(
+            guard.spike_window >= 8,
+            &["guard.spike_window"],
+            "a median of fewer steps tells nothing",
+            "give 8 or more",
+        );
         for (key, value) in [
+            ("guard.spike_factor", guard.spike_factor),
             ("model.rope_theta", model.rope_theta),
             ("model.norm_eps", model.norm_eps),
             ("model.init_std", model.init_std),
             ("optim.lr", optim.lr),
             ("optim.eps", optim.eps),
             ("optim.clip", optim.clip),
+            ("distributed.lost_after", distributed.lost_after),
+            ("distributed.patience", distributed.patience),
         ] {
             let holds = value.is_finite() && value > 0.0;
             self.rule(

@@ -7,6 +7,7 @@ pub mod run;
 use flamia_sched::{Documents, Mask};
 use flamia_train::attention::Attention;
 use flamia_train::checkpoint::{TrainState, Validation};
+use flamia_train::guard::GuardState;
 use flamia_train::model::{Model, ModelShape, Params};
 use flamia_train::settings::Settings;
 use flamia_train::summary::Versions;
@@ -112,6 +113,7 @@ pub fn state(step: u64) -> TrainState {
         seconds: 1.5,
         step_seconds: 1.25,
         flops: 1e9,
+        guard: GuardState::default(),
         settings_sha256: "c".into(),
         versions: Versions::of_this_build("2.11.0".into(), "a CPU".into(), 1),
     }
