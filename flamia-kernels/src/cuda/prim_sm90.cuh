@@ -200,17 +200,10 @@ __device__ constexpr Swizzle swizzle_of_rows(u32 bytes) {
     return bytes == 128 ? Swizzle::B128 : bytes == 64 ? Swizzle::B64 : Swizzle::B32;
 }
 
-// The address of an operand as descriptors have it. What is constant of it stays so: the compiler does not know that
-// shared memory starts at a multiple of 16.
-__device__ inline u32 operand_address(const void* base) {
-    const u32 offset = static_cast<u32>(static_cast<const u8*>(base) - shared_memory());
-    return (shared_address(shared_memory()) >> 4) + (offset >> 4);
-}
-
 // A K-major operand whose rows are one swizzle span long; groups of 8 rows follow one another.
 __device__ inline u64 operand_descriptor(const void* base, Swizzle swizzle) {
     const u64 row_bytes = 256ull >> static_cast<u64>(swizzle);
-    return operand_address(base) + (1u << 16) | (8 * row_bytes >> 4) << 32 |
+    return (shared_address(base) >> 4 & 0x3fff) | 1ull << 16 | (8 * row_bytes >> 4) << 32 |
            static_cast<u64>(swizzle) << 62;
 }
 
@@ -218,7 +211,7 @@ __device__ inline u64 operand_descriptor(const void* base, Swizzle swizzle) {
 // which those `stride` bytes further on have the next 64.
 __device__ inline u64 values_descriptor(const void* base, u32 stride) {
     constexpr u64 ROW_BYTES = 128;
-    return operand_address(base) + (stride >> 4 << 16) | (8 * ROW_BYTES >> 4) << 32 |
+    return (shared_address(base) >> 4 & 0x3fff) | static_cast<u64>(stride >> 4) << 16 | (8 * ROW_BYTES >> 4) << 32 |
            static_cast<u64>(Swizzle::B128) << 62;
 }
 
