@@ -83,7 +83,7 @@ pub enum AttentionError {
 /// multiplies: `mxfp8` on Hopper, head dimension 64 or 128. Saved for the backward pass are the 8-bit codes
 /// of `q`, `k` and `v`, O and its log-sum-exp; `stats` stay as they are. Gradients are the same bits in every
 /// run with `BackwardForm::TwoKernel`; left at `Auto`, those of all but short documents come from one kernel,
-/// whose dQ is added up in no fixed order, unless heads share keys. What there is no kernel for is
+/// whose dQ is added up in no fixed order. What there is no kernel for is
 /// refused, unless `Backend::Host` asks for the reference backend on the host, with copies: correct, and
 /// slow. The path `reference` is always the host's.
 ///

@@ -98,7 +98,7 @@ fn the_form_follows_documents_and_heads_unless_it_is_named() {
     for (lengths, kv_heads, by_rule, other) in [
         (&[4096][..], 2, OneKernel, TwoKernel),
         (&[256; 16], 2, TwoKernel, OneKernel),
-        (&[4096], 1, TwoKernel, OneKernel),
+        (&[4096], 1, OneKernel, TwoKernel),
     ] {
         let documents = Documents::from_lengths(lengths).unwrap();
         let tensor = |heads| normal(&[4096, heads, 64], Kind::BFloat16);

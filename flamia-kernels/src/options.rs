@@ -86,8 +86,7 @@ pub enum DqAccumulator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum BackwardForm {
     /// On a GPU whichever is faster by a rule fitted to measurements, which knows the length of a document on
-    /// average: one kernel for all but short ones, if no query heads share keys and sums of dQ are FP16; two
-    /// otherwise. Two on the CPU.
+    /// average: one kernel for all but short ones, two for those. Two on the CPU.
     #[default]
     Auto,
     /// dK with dV, then dQ: P and dS twice, one reference of dS per row of either, and the same bits in

@@ -466,7 +466,7 @@ fn auto_runs_the_form_of_the_rule() {
             DqAccumulator::Fp32,
             BackwardForm::TwoKernel,
         ),
-        (long, 1, DqAccumulator::Fp16, BackwardForm::TwoKernel),
+        (long, 1, DqAccumulator::Fp16, BackwardForm::OneKernel),
         (two_short, 2, DqAccumulator::Fp16, BackwardForm::TwoKernel),
     ] {
         let shape = Shape {

@@ -14,7 +14,7 @@ not in the table:
 - D, LSE in base 2 and the Hadamard rotation: parts of the quantisers, which are not made without them;
 - the backward kernels' acquisition: always dynamic;
 - what a call does not have: `one-kernel` and `fp16-sums` where the rule picks two backward kernels, by the mean
-  length of documents and by whether heads share keys, `overlap` and `two-kernels` where it picks one.
+  length of documents, `overlap` and `two-kernels` where it picks one.
 With one backward kernel `one-image` and `one-pass` are about V alone: it reads one image of Q and of K.";
 
 /// A line of the table.

@@ -16,7 +16,7 @@ use flamia_cuda::{Arch, BuildError, Gpu, Stream};
 use flamia_sched::Documents;
 use flamia_sched::cuda::{Boundary, BuildCall, ScheduleError, ScheduleKernels, ScheduleLayout};
 
-pub use self::form::{FormChoice, ONE_KERNEL_ROWS, form_of};
+pub use self::form::{FormChoice, ONE_KERNEL_ROWS, ONE_KERNEL_ROWS_FP32, form_of};
 use self::forward::item_rows;
 pub use self::forward::{CallTensors, Codes, ForwardPlan};
 pub use self::training::{BackwardCodes, BackwardTensors, SavedImages, TrainingPlan};
