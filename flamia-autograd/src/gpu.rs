@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use flamia_cuda::{Gpu, GpuError, Stream};
 use flamia_kernels::cuda::call::{
     BackwardTensors, CallError, CallShape, CallTensors, ForwardPlan, Kernels, ONE_KERNEL_ROWS,
-    SavedImages, TrainingPlan,
+    ONE_KERNEL_ROWS_FP32, SavedImages, TrainingPlan,
 };
 use flamia_kernels::cuda::tensor::{DeviceTensor, Scratch};
 use flamia_kernels::{Options, Profile};
@@ -128,7 +128,7 @@ pub fn prepare_gpu(
 ) -> Result<(), GpuCallError> {
     let (kernels, options) = (Place::of(device)?.kernels, native(options));
     // Kernels are chosen by the length of documents.
-    for tokens in [1, ONE_KERNEL_ROWS] {
+    for tokens in [1, ONE_KERNEL_ROWS, ONE_KERNEL_ROWS_FP32] {
         let shape = CallShape {
             tokens,
             documents: 1,
