@@ -484,7 +484,6 @@ struct QueryGradients {
 };
 
 extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 1) attention_backward_fused(const __grid_constant__ Parameters p) {
-
     SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory());
     // The same for a warp, which the compiler cannot know of threadIdx.x.
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);

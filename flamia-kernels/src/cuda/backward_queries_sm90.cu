@@ -548,7 +548,6 @@ struct Consumer {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_queries(const __grid_constant__ Parameters p) {
-
     SharedMemory& shared = *reinterpret_cast<SharedMemory*>(shared_memory());
     // The same for a warp, which the compiler cannot know of threadIdx.x.
     const u32 warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0);
