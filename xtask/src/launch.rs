@@ -151,8 +151,8 @@ impl Ranks {
     fn ask_to_stop(&self) {
         for (_, child) in &self.running {
             if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-                // It may have ended meanwhile.
-                let _ = kill_process(pid, Signal::INT);
+                // It may have ended meanwhile. SIGINT would be ignored by what was started in a background that does.
+                let _ = kill_process(pid, Signal::TERM);
             }
         }
     }
@@ -271,12 +271,12 @@ mod tests {
             codes
         };
 
-        let ranks = Ranks::start(2, &command("trap 'exit 130' INT")).unwrap();
+        let ranks = Ranks::start(2, &command("trap 'exit 130' TERM")).unwrap();
         wait_until_ready();
         ranks.ask_to_stop();
         assert_eq!(code_of(ranks), [STOPPED; 2]);
 
-        let mut ranks = Ranks::start(2, &command("trap '' INT")).unwrap();
+        let mut ranks = Ranks::start(2, &command("trap '' TERM")).unwrap();
         wait_until_ready();
         ranks.ask_to_stop();
         assert!(!ranks.all_ended());
