@@ -115,7 +115,7 @@ struct SharedMemory {
     static constexpr u32 DQ_BLOCK_BYTES = DQ_PARTS * DQ_PART_BYTES;
     static constexpr u32 KEY_READERS = WARPS + 4;
     static constexpr u32 EARLY_BLOCKS = 1;
-    static constexpr bool KEY_EXPONENTS = true, QUERY_VALUES = true;
+    static constexpr bool COMPUTES_DQ = true;
 
     u8 k[KEY_IMAGES][ITEM_KEYS * HEAD_DIM];
     u8 v[KEY_IMAGES][ITEM_KEYS * HEAD_DIM];

@@ -90,7 +90,7 @@ struct SharedMemory {
     static constexpr u32 KEY_IMAGES = KEY_SLOTS;
     static constexpr u32 KEY_READERS = WARPS;
     static constexpr u32 EARLY_BLOCKS = BLOCKS;
-    static constexpr bool KEY_EXPONENTS = false, QUERY_VALUES = false;
+    static constexpr bool COMPUTES_DQ = false;
 
     u8 k[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];
     u8 v[KEY_SLOTS][ITEM_KEYS * HEAD_DIM];

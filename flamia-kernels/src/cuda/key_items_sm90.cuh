@@ -84,8 +84,10 @@ struct QueryTiles {
 
 // ---- the producer warp: walks the schedule and keeps the keys and the ring of stages filled
 
-// `Shared` says with KEY_EXPONENTS whether keys bring along what scales sums of dQ (dq_sums.cuh), and with
-// QUERY_VALUES whether tiles have BF16 values of Q (layout.cuh) instead of its transposed image.
+// `Shared` says with COMPUTES_DQ whether dQ is computed as well: then keys bring along what scales its sums
+// (dq_sums.cuh), and tiles where those lie and BF16 values of Q (layout.cuh) instead of its transposed image. It has KEY_SLOTS
+// of what keys have in tables and KEY_IMAGES of their codes, which KEY_READERS warps give back. EARLY_BLOCKS are the query
+// blocks whose LSE consumers read beside S.
 template <class Parameters, class Shared>
 struct Producer {
     const Parameters& p;
@@ -164,7 +166,7 @@ struct Producer {
             word_copy((of_k ? shared.k_scale[slot] : shared.v_scale[slot]) + block,
                       (of_k ? p.k_scales : p.v_scales) + first / BLOCK + block, block < count / BLOCK);
         }
-        if constexpr (Shared::KEY_EXPONENTS)
+        if constexpr (Shared::COMPUTES_DQ)
             if (lane == 31)
                 word_copy(&shared.key_exponent[slot], p.key_exponents + i64(work.kv_head) * p.documents + work.item.document, true);
         barrier_arrive_after_word_copies(full);
@@ -182,18 +184,18 @@ struct Producer {
         barrier_wait(shared.empty[stage], tiles.parity() ^ 1);
         if (lane == 0) {
             table.query = query;
-            if constexpr (Shared::QUERY_VALUES)
+            if constexpr (Shared::COMPUTES_DQ)
                 shared.dq_targets[tiles.step] = {p.dq + first / BLOCK * Shared::DQ_BLOCK_BYTES, count / BLOCK, is_last};
             table.flags = flags;
             // The transposed blocks of a run of rows take as many bytes as the rows, at the same place.
             const u32 bytes = count * HEAD_DIM, table_bytes = count * sizeof(float);
-            barrier_arrive_expect(full, (Shared::QUERY_VALUES ? 5 : 4) * bytes + 2 * table_bytes);
+            barrier_arrive_expect(full, (Shared::COMPUTES_DQ ? 5 : 4) * bytes + 2 * table_bytes);
             bulk_copy(shared.tiles.q[stage], p.q + first * HEAD_DIM, bytes, full);
             bulk_copy(table.lse2, p.lse2 + first, table_bytes, full);
             bulk_copy(shared.tiles.d_o[stage], p.d_o + first * HEAD_DIM, bytes, full);
             bulk_copy(table.row_sums, p.row_sums + first, table_bytes, full);
             bulk_copy(shared.tiles.d_o_transposed[stage], p.d_o_transposed + first * HEAD_DIM, bytes, full);
-            if constexpr (Shared::QUERY_VALUES) {
+            if constexpr (Shared::COMPUTES_DQ) {
                 const i64 before = i64(head) * p.slots, row = first - before;
                 for (u32 part = 0; part < VALUE_PARTS; part++)
                     bulk_copy(shared.tiles.q_values[stage][part], p.q_values + (before * VALUE_PARTS + part * p.slots + row) * VALUES_BYTES,
