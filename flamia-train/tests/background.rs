@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use common::run::{Workplace, args, checkpoints, saved_tensors, summary, train};
-use common::{floats, model, state, tiny_shape};
+use common::{ADAMW, floats, model, state, tiny_shape};
 use flamia_train::checkpoint::{CheckpointError, Checkpoints, Saver};
 use flamia_train::model::{Model, ModelShape};
-use flamia_train::optim::{AdamW, AdamWConfig};
+use flamia_train::optim::AdamW;
 use flamia_train::tensorboard::read_events;
 use tch::no_grad;
 
@@ -32,13 +32,7 @@ impl Fixture {
             ..tiny_shape()
         };
         let model = model(shape, 1);
-        let config = AdamWConfig {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-        };
-        let optimizer = AdamW::new(config, &model.params).unwrap();
+        let optimizer = AdamW::new(ADAMW, &model.params).unwrap();
         let checkpoints = Checkpoints::open(run.path(), 2).unwrap();
         let saver = Saver::new(checkpoints);
         Self {

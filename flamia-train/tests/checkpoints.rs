@@ -6,10 +6,10 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{model, state, tiny_shape};
+use common::{ADAMW, model, state, tiny_shape};
 use flamia_train::checkpoint::{CheckpointError, Checkpoints, TrainState};
 use flamia_train::model::Model;
-use flamia_train::optim::{AdamW, AdamWConfig};
+use flamia_train::optim::AdamW;
 
 struct Fixture {
     run: tempfile::TempDir,
@@ -23,13 +23,7 @@ impl Fixture {
         let run = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::open(run.path(), keep_last).unwrap();
         let model = model(tiny_shape(), 1);
-        let config = AdamWConfig {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-        };
-        let optimizer = AdamW::new(config, &model.params).unwrap();
+        let optimizer = AdamW::new(ADAMW, &model.params).unwrap();
         Self {
             run,
             checkpoints,

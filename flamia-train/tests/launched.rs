@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::{CAUSAL_SDPA, floats, labels, model, tiny_shape};
+use common::{ADAMW, CAUSAL_SDPA, floats, labels, model, tiny_shape};
 use flamia_train::batch::MicroBatch;
 use flamia_train::model::Model;
-use flamia_train::optim::{AdamW, AdamWConfig};
+use flamia_train::optim::AdamW;
 use flamia_train::step::{LaunchedStep, launch_step};
 use tch::Device;
 
@@ -37,13 +37,7 @@ struct Run {
 impl Run {
     fn new(guarded: bool) -> Self {
         let model = model(tiny_shape(), 1);
-        let config = AdamWConfig {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-        };
-        let mut optimizer = AdamW::new(config, &model.params).unwrap();
+        let mut optimizer = AdamW::new(ADAMW, &model.params).unwrap();
         assert!(!optimizer.is_guarded(), "the CPU's are not by themselves");
         if guarded {
             optimizer.guard();

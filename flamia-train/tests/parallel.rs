@@ -6,7 +6,7 @@ mod common;
 use std::net::TcpListener;
 use std::thread;
 
-use common::{CAUSAL_SDPA, floats, labels, model, tiny_shape};
+use common::{ADAMW, CAUSAL_SDPA, floats, labels, model, tiny_shape};
 use datasets::Row;
 use flamia_autograd::distributed::{Member, StoreAddress};
 use flamia_sched::Mask;
@@ -14,18 +14,12 @@ use flamia_train::batch::MicroBatch;
 use flamia_train::distributed::share::{Share, share};
 use flamia_train::distributed::{DataParallel, Team, World};
 use flamia_train::model::{Model, Params};
-use flamia_train::optim::{AdamW, AdamWConfig};
+use flamia_train::optim::AdamW;
 use flamia_train::settings::DistributedSettings;
 use flamia_train::step::{StepError, StepReport, launch_step};
 use proptest::prelude::*;
 use tch::Device;
 
-const CONFIG: AdamWConfig = AdamWConfig {
-    beta1: 0.9,
-    beta2: 0.95,
-    eps: 1e-8,
-    weight_decay: 0.1,
-};
 const ROWS_PER_STEP: usize = 12;
 
 /// A row of documents of these lengths.
@@ -83,7 +77,7 @@ struct Trained {
 
 fn trained_alone(lrs: &[f64]) -> Trained {
     let mut model = model(tiny_shape(), 1);
-    let mut optimizer = AdamW::new(CONFIG, &model.params).unwrap();
+    let mut optimizer = AdamW::new(ADAMW, &model.params).unwrap();
     optimizer.guard();
     let reports = lrs.iter().enumerate().map(|(step, &lr)| {
         let rows = rows(step);
@@ -156,7 +150,7 @@ impl Ranked {
         let seed = 1 + team.member().rank as u64;
         let params = Params::init(&tiny_shape().parameters(0.4), seed, device).unwrap();
         let mut model = Model::new(tiny_shape(), params);
-        let whole = AdamW::new(CONFIG, &model.params).unwrap();
+        let whole = AdamW::new(ADAMW, &model.params).unwrap();
         let parallel = DataParallel::new(team, &mut model, &whole, device, bucket_bytes);
         Self {
             parallel: parallel.unwrap(),

@@ -6,9 +6,9 @@ mod common;
 use std::fs;
 
 use common::run::{Workplace, args, saved_tensors, summary, train};
-use common::{CAUSAL_SDPA, Packed, floats, model, pack, tiny_shape};
+use common::{ADAMW, CAUSAL_SDPA, Packed, floats, model, pack, tiny_shape};
 use flamia_train::model::{Model, Precision};
-use flamia_train::optim::{AdamW, AdamWConfig, Guard, norm_on_device};
+use flamia_train::optim::{AdamW, Guard, norm_on_device};
 use tch::Kind;
 
 fn packed() -> Packed {
@@ -70,16 +70,10 @@ fn losses_and_gradients_are_near_those_of_fp32() {
 
 #[test]
 fn no_outdated_copy_of_a_weight_is_used() {
-    let config = AdamWConfig {
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-    };
     for guarded in [false, true] {
         let mut trained = model(tiny_shape(), 1);
         trained.precision = Precision::Bf16;
-        let mut optimizer = AdamW::new(config, &trained.params).unwrap();
+        let mut optimizer = AdamW::new(ADAMW, &trained.params).unwrap();
         let first = loss(&trained);
         first.backward();
         if guarded {

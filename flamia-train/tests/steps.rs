@@ -3,19 +3,13 @@
 
 mod common;
 
-use common::{CAUSAL_SDPA, Packed, floats, model, pack, tiny_shape};
+use common::{ADAMW, CAUSAL_SDPA, Packed, floats, model, pack, tiny_shape};
 use flamia_train::checkpoint::{Checkpoints, TrainState};
 use flamia_train::model::Model;
-use flamia_train::optim::{AdamW, AdamWConfig, clip_global_norm};
+use flamia_train::optim::{AdamW, clip_global_norm};
 use flamia_train::schedule::Schedule;
 use flamia_train::step::accumulate;
 
-const ADAMW: AdamWConfig = AdamWConfig {
-    beta1: 0.9,
-    beta2: 0.95,
-    eps: 1e-8,
-    weight_decay: 0.1,
-};
 const SCHEDULE: Schedule = Schedule {
     peak: 1e-2,
     warmup: 3,

@@ -9,12 +9,21 @@ use flamia_train::attention::Attention;
 use flamia_train::checkpoint::{TrainState, Validation};
 use flamia_train::guard::GuardState;
 use flamia_train::model::{Model, ModelShape, Params};
+use flamia_train::optim::AdamWConfig;
 use flamia_train::settings::Settings;
 use flamia_train::summary::Versions;
 use tch::{Device, Tensor};
 
 /// The baseline.
 pub const CAUSAL_SDPA: Attention = Attention::Sdpa { mask: Mask::Causal };
+
+/// The settings that runs have by default, but for the learning rate.
+pub const ADAMW: AdamWConfig = AdamWConfig {
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    weight_decay: 0.1,
+};
 
 /// A model small enough for finite differences, with every feature: grouped heads, a head
 /// dimension that is not `dim / heads`, an untied output head.

@@ -11,21 +11,23 @@ use flamia_train::stop::Stop;
 use flamia_train::trainer::{Outcome, Trainer};
 use parquet::arrow::ArrowWriter;
 
+/// The words of [`texts`].
+pub const WORDS: [&str; 8] = [
+    "the",
+    "row",
+    "keeps",
+    "its",
+    "documents",
+    "apart",
+    "and",
+    "whole",
+];
+
 /// Short documents, some of them longer than a row of 64 tokens.
 pub fn texts(count: usize) -> Vec<String> {
-    let words = [
-        "the",
-        "row",
-        "keeps",
-        "its",
-        "documents",
-        "apart",
-        "and",
-        "whole",
-    ];
     (0..count)
         .map(|i| {
-            let word = |j: usize| words[(i * 5 + j * (i % 7 + 1)) % words.len()];
+            let word = |j: usize| WORDS[(i * 5 + j * (i % 7 + 1)) % WORDS.len()];
             (0..3 + i % 19).map(word).collect::<Vec<_>>().join(" ")
         })
         .collect()
@@ -108,21 +110,8 @@ pub fn checkpoints(run: &Path) -> Vec<String> {
 
 /// Writes a tokenizer.json whose ids are the words of [`texts`].
 pub fn write_word_tokenizer(path: &Path) {
-    let words = [
-        "<s>",
-        "</s>",
-        "[UNK]",
-        "the",
-        "row",
-        "keeps",
-        "its",
-        "documents",
-        "apart",
-        "and",
-        "whole",
-    ];
     let vocabulary: serde_json::Map<_, _> = (0..)
-        .zip(words)
+        .zip(["<s>", "</s>", "[UNK]"].into_iter().chain(WORDS))
         .map(|(id, word): (u32, _)| (word.to_string(), id.into()))
         .collect();
     let json = serde_json::json!({
